@@ -19,6 +19,7 @@ from scorepool.engine.group import Group, WeightsSwitch
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.scheduling.kv_budget import KVBudget
 from scorepool.engine.scheduling.prefix_cache import PrefixCache
+from scorepool.engine.scheduling.proposals import Draft, DraftSource, NgramSource, ProposalSource
 from scorepool.engine.scheduling.scheduler import Scheduler
 from scorepool.engine.scheduling.slice import SchedulerOutput, SliceResult
 from scorepool.engine.scheduling.speculator import Speculator
@@ -39,6 +40,10 @@ class Runner(Protocol):
     chat: ChatCodec
     can_share: bool  # sequences can continue from a prefix that was computed for several
     can_speculate: bool  # a step can verify proposed tokens
+
+    @property
+    def draft(self) -> Draft | None:
+        """The model that proposes tokens, if there is one."""
 
     def launch(self, output: SchedulerOutput) -> tuple[Any, list[Sequence]]:
         """Start one step. Return its handle for `read`, and the sequences that it pauses: see Scheduler."""
@@ -302,7 +307,11 @@ class EngineCore:
     def _new_speculator(self) -> Speculator | None:
         if self._settings.speculation == "off" or not self.runner.can_speculate:
             return None
-        return Speculator(self._settings.speculation_tokens, lambda position: self.runner.max_proposed(position))
+        max_width = self._settings.speculation_tokens
+        source: ProposalSource = NgramSource()
+        if self.runner.draft is not None:
+            source = DraftSource(lambda: self.runner.draft, max_width)
+        return Speculator(source, max_width, lambda position: self.runner.max_proposed(position))
 
     def _launch(self, output: SchedulerOutput, began_at: float) -> InFlightStep | None:
         if output.is_empty:
@@ -345,7 +354,7 @@ class EngineCore:
         """Tell the speculator how long a step took that was just read: since its launch, or the read before it."""
         now = time.monotonic()
         if self.scheduler.speculator and step.output.num_only_decoded:
-            self.scheduler.speculator.cost.record(step.output.num_only_decoded, now - max(step.began_at, self._read_at))
+            self.scheduler.speculator.record_cost(step.output.num_only_decoded, now - max(step.began_at, self._read_at))
         self._read_at = now
 
     def _fail(self, sequence: Sequence, error: EngineError) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Ids
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
 from secrets import randbits
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from scorepool.engine.adapter import Adapter
 from scorepool.engine.errors import EngineError
@@ -135,6 +135,16 @@ class TokenColumns:
 _COLUMN_NAMES = tuple(column.name for column in fields(TokenColumns))
 
 
+class ProposedToken(NamedTuple):
+    """A token that speculation proposed, and that the model verified. Logprobs are natural logs."""
+
+    position: int  # the number of the generated token in whose place it was proposed
+    token_id: int
+    draft_logprob: float | None  # the draft model's; None if n-grams proposed it
+    logprob: float  # the model's own, given the proposed tokens before it
+    accepted: bool  # it is the generated token
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class Sequence:
     """Token ids to score, to continue, or both; or to classify.
@@ -157,6 +167,7 @@ class Sequence:
     constraint: Constraint | None = None  # of what is sampled
     share: Share = Share()
     adapter_name: str | None = None  # of the LoRA adapter that computes it; None: the base model alone
+    reports_proposals: bool = False  # each token that speculation proposes is appended to `proposals`
     classify: bool = False  # then nothing else is asked for, and the model is a classifier
     fails_alone: bool = False  # if it cannot continue, it has an `error`, and the others of its group go on
     num_input_tokens: int = field(init=False)
@@ -169,6 +180,7 @@ class Sequence:
     error: EngineError | None = None  # of one that failed alone; its values are of no use
     num_proposed: int = field(init=False, default=0)  # tokens that speculation proposed
     num_accepted: int = field(init=False, default=0)  # of the proposed ones, those that were generated
+    proposals: list[ProposedToken] = field(init=False, default_factory=list)
     model_info: ModelInfo | None = None  # the model that computed the last token of the group; set when it is done
 
     # Internal state of the engine.

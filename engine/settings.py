@@ -18,9 +18,9 @@ class EngineSettings:
     prefix_cache_bytes: int = 2**30  # for the KV caches of prompts that several sequences begin with
     memory_bytes: int | None = None  # for weights and caches; None: four fifths of the memory of the machine
     adapters: tuple[tuple[str, str], ...] = ()  # LoRA adapters to load: name and folder of each
-    speculation: Literal["off", "ngram"] = (
-        "off"  # propose tokens, of which a step verifies several: same tokens, sooner
-    )
+    # Propose n-grams of a row's text, or a draft model's tokens, and verify several in a step: same tokens, sooner.
+    speculation: Literal["off", "ngram", "draft"] = "off"
+    draft: str | None = None  # a folder or hub id: a smaller model with the same vocabulary, for speculation "draft"
     speculation_tokens: int = 8  # of a row that a step verifies, at most
     tries_load: bool = False  # load in a process of its own first, so that a native crash is a LoadError: see trial.py
     load_marks: str | None = None  # folder that remembers loads that ended well, which need no trial
@@ -34,5 +34,10 @@ class EngineSettings:
         for name in ("max_batch_tokens", "max_running_rows", "speculation_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, and must be at least 1")
+        if (self.speculation == "draft") != (self.draft is not None):
+            raise ValueError(
+                f"speculation is {self.speculation!r} and draft is {self.draft!r}; "
+                "speculation 'draft' and a draft model need each other"
+            )
         if self.prefix_cache_bytes < 0:
             raise ValueError(f"prefix_cache_bytes is {self.prefix_cache_bytes}, and must be at least 0")

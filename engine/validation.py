@@ -58,6 +58,11 @@ def _check_report(sequence: Sequence, where: str, model_info: ModelInfo) -> None
         _check_targets(sequence, sequence.targets, where, model_info)
     if not 0 < sequence.temperature < inf:
         raise InvalidRequest(f"{where} has temperature {sequence.temperature}; expected a finite value above 0")
+    if sequence.reports_proposals and model_info.speculation not in ("ngram", "draft"):
+        raise InvalidRequest(
+            f"{where} asks for the logprobs of proposed tokens; expected a model that is served with speculation: "
+            f"this one's is {model_info.speculation!r}"
+        )
     if sequence.processed and sequence.sampling is not None and not sequence.sampling.temperature:
         raise InvalidRequest(f"{where} has processed logprobs and sampling temperature 0; expected one above 0")
 

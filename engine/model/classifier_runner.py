@@ -34,6 +34,7 @@ class ClassifierRunner:
 
     can_speculate = False  # nothing is generated
     adapter_bytes = 0
+    draft: None = None
 
     def __init__(
         self, batch: BatchRunner, head: mx.array, model_info: ModelInfo, tokenizer: Tokenizer, chat: ChatCodec

@@ -35,10 +35,12 @@ from scorepool.engine.model.batch_choice import choose_batch
 from scorepool.engine.model.classifier_runner import ClassifierRunner
 from scorepool.engine.model.config import Config, load_raw_config
 from scorepool.engine.model.contradictions import refuse_contradictions, refuse_small_vocabulary
+from scorepool.engine.model.draft import DraftModel
 from scorepool.engine.model.runner import ModelRunner
 from scorepool.engine.model_info import ModelInfo, Verification
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.chat.codec import ChatCodec
+from scorepool.engine.text.tokenizer import Tokenizer
 from scorepool.engine.versions import installed_version
 
 log = logging.getLogger(__name__)
@@ -66,8 +68,11 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
     refuse_small_vocabulary(vocab_size, chat.tokenizer.token_ids)  # config.json may leave vocab_size out
     context_length = _context_length(config, position_limit)
     speculates = settings.speculation != "off"
+    drafts = speculates and settings.draft is not None and classified is None
+    draft_model, draft = _load_draft(settings, chat.tokenizer, vocab_size) if drafts else (None, None)
     batch, self_test = choose_batch(model, split, vocab_size, settings.mode, context_length, speculates)
-    cache_sizes = memory_budget.cache_sizes(model)
+    models = [model] if draft_model is None else [model, draft_model]
+    cache_sizes, num_bytes = memory_budget.cache_sizes(*models), memory_budget.weights_bytes(*models)
     model_info = ModelInfo(
         fingerprint=checkpoint.fingerprint(folder),
         weights_version=settings.weights_version,
@@ -78,10 +83,10 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
         backend=_backend(),
         versions={name: installed_version(name) for name in ("mlx", "mlx-lm")},
         context_length=context_length,
-        max_cached_tokens=memory_budget.max_cached_tokens(model, settings, cache_sizes),
+        max_cached_tokens=memory_budget.max_cached_tokens(num_bytes, settings, cache_sizes),
         vocab_size=vocab_size,
         self_test=self_test,
-        weights_bytes=memory_budget.weights_bytes(model),
+        weights_bytes=num_bytes,
         memory_bytes=memory_budget.memory_bytes(settings),
         cache_sizes=cache_sizes,
         surveyed=is_surveyed,
@@ -93,7 +98,25 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
     if head is not None:
         return ClassifierRunner(batch, head, model_info, chat.tokenizer, chat)
     adapters = AdapterHost(split, model, Path(settings.weights_folder or folder))
-    return ModelRunner(batch, split, model_info, chat.tokenizer, chat, adapters)
+    draft = draft if batch.can_speculate else None
+    return ModelRunner(batch, split, model_info, chat.tokenizer, chat, adapters, draft)
+
+
+def _load_draft(settings: EngineSettings, tokenizer: Tokenizer, vocab_size: int) -> tuple[Any, DraftModel]:
+    """Load the draft model, and check that its vocabulary is the tokenizer's. Return the model and its caches."""
+    source = str(settings.draft)
+    with as_load_error(f"the draft model {source} cannot be loaded"):
+        folder = checkpoint.find_folder(source)
+        model, config, position_limit = load_checked(folder, settings.dtype)
+        other = checkpoint.load_chat_codec(folder, config).tokenizer
+        if (difference := tokenizer.find_difference(other)) is not None:
+            raise LoadError(
+                f"the draft model {source} has another vocabulary: {difference}; "
+                "expected one with the model's tokenizer"
+            )
+        split = split_model(model)
+        count_logits(model)
+        return model, DraftModel(model, split, vocab_size, _context_length(config, position_limit))
 
 
 def load_checked(folder: Path, dtype: str, *, checks_settings: bool = True) -> tuple[Any, Config, int | None]:

@@ -15,11 +15,14 @@ from scorepool.engine.settings import EngineSettings
 CACHE_LIMIT_BYTES = 2**29  # buffers that mlx keeps for reuse
 
 
-def cache_sizes(model: Any) -> CacheSizes:
-    """Return what the model's KV caches take."""
-    cache = kv_cache.new(model)
-    model(mx.array([[0]]), cache=cache)  # lazy: shapes are enough
-    return CacheSizes(*kv_cache.cost(cache))
+def cache_sizes(*models: Any) -> CacheSizes:
+    """Return what the KV caches of models take together."""
+    costs: list[tuple[int, int]] = []
+    for model in models:
+        cache = kv_cache.new(model)
+        model(mx.array([[0]]), cache=cache)  # lazy: shapes are enough
+        costs.append(kv_cache.cost(cache))
+    return CacheSizes(*(sum(values) for values in zip(*costs, strict=True)))
 
 
 def memory_bytes(settings: EngineSettings) -> int:
@@ -27,9 +30,9 @@ def memory_bytes(settings: EngineSettings) -> int:
     return settings.memory_bytes or _available_bytes() * 4 // 5
 
 
-def max_cached_tokens(model: Any, settings: EngineSettings, sizes: CacheSizes | None = None) -> int:
-    """Return how many tokens' keys and values fit beside the weights; raise LoadError if none do."""
-    memory, weights, sizes = memory_bytes(settings), weights_bytes(model), sizes or cache_sizes(model)
+def max_cached_tokens(weights: int, settings: EngineSettings, sizes: CacheSizes) -> int:
+    """Return how many tokens' keys and values fit beside the bytes of weights; raise LoadError if none do."""
+    memory = memory_bytes(settings)
     spare = memory - weights - settings.prefix_cache_bytes
     tokens = sizes.max_tokens(spare, settings.max_running_rows)
     if not tokens:
@@ -43,7 +46,7 @@ def max_cached_tokens(model: Any, settings: EngineSettings, sizes: CacheSizes | 
 
 def refuse_second_copy(num_bytes: int, settings: EngineSettings) -> None:
     """Raise LoadError if weights of this size do not fit beside what is in memory."""
-    memory = settings.memory_bytes or _available_bytes() * 4 // 5
+    memory = memory_bytes(settings)
     held = mx.get_active_memory()
     if held + num_bytes > memory:
         raise LoadError(
@@ -52,9 +55,9 @@ def refuse_second_copy(num_bytes: int, settings: EngineSettings) -> None:
         )
 
 
-def weights_bytes(model: Any) -> int:
-    """Return the memory that the weights take."""
-    arrays: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
+def weights_bytes(*models: Any) -> int:
+    """Return the memory that the weights of models take."""
+    arrays: list[tuple[str, mx.array]] = tree_flatten([model.parameters() for model in models])  # type: ignore[assignment]
     return sum(array.nbytes for _, array in arrays)
 
 

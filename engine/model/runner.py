@@ -18,6 +18,7 @@ from scorepool.engine.model import memory_budget
 from scorepool.engine.model.adapters.host import AdapterHost
 from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.model.batch import BatchRunner
+from scorepool.engine.model.draft import DraftModel
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.sampling.logprobs import PendingLogprobs, TokenLogprobs, compute_logprobs, split_rows
 from scorepool.engine.sampling.next_token import find_late
@@ -51,14 +52,16 @@ class ModelRunner:
         tokenizer: Tokenizer,
         chat: ChatCodec,
         adapters: AdapterHost | None = None,
+        draft: DraftModel | None = None,
     ) -> None:
-        """Start without sequences. Without `adapters`, none can be loaded."""
+        """Start without sequences. Without `adapters`, none can be loaded. `draft` proposes tokens."""
         self.model_info = model_info
         self.tokenizer = tokenizer
         self.chat = chat
         self.can_share = batch.can_share
         self.can_speculate = batch.can_speculate
         self._adapters = adapters
+        self.draft = draft
         self._batch = batch
         self._head = backbone_and_head
         self._token_ids = mx.array([], dtype=mx.int32)  # of all rows of the last launch
@@ -101,12 +104,14 @@ class ModelRunner:
         for pending in step.pending:
             for found in pending.read():
                 sequence = found.query.sequence
-                if sequence.finish_reason is not None:
-                    continue
-                slice_ = step.slices[sequence]
-                num_certain = slice_.num_tokens - len(slice_.proposed_ids)
-                result = results.setdefault(sequence, SliceResult(slice_, num_certain))
-                if result.error is None and not result.is_complete:
+                if sequence not in results:
+                    if sequence.finish_reason is not None:  # in an earlier step
+                        continue
+                    slice_ = step.slices[sequence]
+                    results[sequence] = SliceResult(slice_, slice_.num_tokens - len(slice_.proposed_ids))
+                result = results[sequence]
+                result.proposed_logprobs += found.proposed_logprobs
+                if result.error is None and not result.is_complete and sequence.finish_reason is None:
                     self._append(found, result)
         if any(slice_.proposed_ids for slice_ in step.slices.values()):
             self._batch.drop_rejected({one.slice.sequence: one.num_rejected for one in results.values()})
@@ -114,7 +119,8 @@ class ModelRunner:
 
     def max_proposed(self, position: int) -> int:
         """Return how many proposed tokens after the token at `position` a step can verify."""
-        return self._batch.max_proposed(position)
+        able = self._batch.max_proposed(position)
+        return able if self.draft is None else min(able, self.draft.max_proposed(position))
 
     def release(self, sequences: list[Sequence]) -> None:
         """Drop the caches of these sequences. One without a cache is ignored."""
@@ -148,6 +154,8 @@ class ModelRunner:
         if self._adapters is not None:
             self._adapters.close()
         del self._batch, self._head, self._token_ids
+        if self.draft is not None:
+            self.draft.close()
         self._sampled_rows.clear()
         self._paused_rows.clear()
         gc.collect()  # modules refer to each other

@@ -30,6 +30,9 @@ class TokenLogprobs:
     query: LogprobQuery
     columns: TokenColumns
     sampled_ids: list[int] = field(default_factory=list)
+    proposed_logprobs: list[float] = field(
+        default_factory=list
+    )  # of the proposed tokens, if their sequence reports them
     non_finite_position: int | None = None  # the first token whose logits are no distribution
 
     def split(self) -> list["TokenLogprobs"]:
@@ -65,11 +68,13 @@ class PendingLogprobs:
     token_ids: mx.array  # [rows], sampled ones included
     normalizers: mx.array  # [rows]; not finite for a row that has no distribution
     columns: list[PendingColumn]
+    proposed: PendingColumn | None = None  # the logprobs of proposed tokens, which are no column of the sequence
 
     @property
     def arrays(self) -> list[mx.array]:
         """List the arrays to evaluate."""
-        return [self.token_ids, self.normalizers, *(column.values for column in self.columns)]
+        proposed = [self.proposed.values] if self.proposed else []
+        return [self.token_ids, self.normalizers, *(column.values for column in self.columns), *proposed]
 
     def read(self) -> list[TokenLogprobs]:
         """Wait for the device and return the values of each query."""
@@ -80,6 +85,11 @@ class PendingLogprobs:
             start = 0
             for index, count in zip(column.indices, column.counts, strict=True):
                 setattr(found[index].columns, column.name, values[start : start + count])
+                start += count
+        if self.proposed is not None:
+            values, start = _python_values(self.proposed.values), 0
+            for index, count in zip(self.proposed.indices, self.proposed.counts, strict=True):
+                found[index].proposed_logprobs = values[start : start + count]
                 start += count
         token_ids: list[int] = self.token_ids.tolist()  # type: ignore[assignment]
         normalizers: list[float] = self.normalizers.tolist()  # type: ignore[assignment]
@@ -138,7 +148,7 @@ def compute_logprobs(queries: list[LogprobQuery], logits: mx.array) -> PendingLo
         targets = _target_ids([queries[index] for index in rows.indices])
         values = scoring.logprobs_of_many(rows.take(logits), rows.take(normalizers), targets)
         columns.append(rows.column("target_logprobs", values))
-    pending = PendingLogprobs(queries, token_ids, normalizers, columns)
+    pending = PendingLogprobs(queries, token_ids, normalizers, columns, _proposed_column(queries, logits, normalizers))
     mx.async_eval(pending.arrays)
     return pending
 
@@ -187,6 +197,27 @@ def _select(queries: list[LogprobQuery], wants: Callable[[Sequence], object]) ->
     starts = list(accumulate((len(query.positions) for query in queries), initial=0))
     rows = [row for index in indices for row in range(starts[index], starts[index + 1])]
     return _Selection(indices, counts, rows)
+
+
+def _proposed_column(queries: list[LogprobQuery], logits: mx.array, normalizers: mx.array) -> PendingColumn | None:
+    """Compute the logprobs of the proposed tokens of sequences that report them; None if there are none."""
+    starts = accumulate((len(query.positions) for query in queries), initial=0)
+    reporting = [
+        (index, start, query)
+        for index, (start, query) in enumerate(zip(starts, queries, strict=False))  # one start more: the end
+        if query.sequence.reports_proposals and query.proposed_positions
+    ]
+    if not reporting:
+        return None
+    asked = [
+        (start + position - query.positions.start, query.proposed[position - query.proposed_from])
+        for _, start, query in reporting
+        for position in query.proposed_positions
+    ]
+    rows, token_ids = (mx.array(values) for values in zip(*asked, strict=True))
+    values = scoring.logprobs(logits[rows], normalizers[rows], token_ids)
+    counts = [len(query.proposed_positions) for _, _, query in reporting]
+    return PendingColumn("proposed_logprobs", [index for index, _, _ in reporting], counts, values)
 
 
 def _targets_of(query: LogprobQuery) -> Iterator[Ids[int]]:

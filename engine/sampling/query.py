@@ -38,6 +38,12 @@ class LogprobQuery:
         return self.proposed[: max(0, position - self.proposed_from)]
 
     @property
+    def proposed_positions(self) -> range:
+        """The positions for which a token is proposed."""
+        start = max(self.positions.start, self.proposed_from)
+        return range(start, max(start, min(self.positions.stop, self.proposed_from + len(self.proposed))))
+
+    @property
     def temperatures(self) -> list[float]:
         """The temperature that divides each row of the model's logits: 1 for a token that is sampled now.
 

@@ -21,6 +21,7 @@ from scorepool.engine.scheduling.kv_budget import KVBudget
 from scorepool.engine.scheduling.packing import pack_forwards
 from scorepool.engine.scheduling.policy import PrefillPolicy
 from scorepool.engine.scheduling.prefix_cache import Prefix, PrefixCache
+from scorepool.engine.scheduling.proposals import Proposal
 from scorepool.engine.scheduling.slice import SchedulerOutput, Slice, SliceResult
 from scorepool.engine.scheduling.speculator import Speculator
 from scorepool.engine.scheduling.waiting import WaitingSequences
@@ -122,6 +123,8 @@ class Scheduler:
             sequence.num_computed -= result.num_rejected
             sequence.num_proposed += len(result.slice.proposed_ids)
             sequence.num_accepted += len(result.slice.proposed_ids) - result.num_rejected
+            if sequence.reports_proposals and result.error is None:
+                sequence.proposals += result.proposals
             if sequence.is_done:
                 done.append(sequence)
         if self.speculator and results:
@@ -138,11 +141,11 @@ class Scheduler:
 
     def _schedule_decode(self, may_propose: bool) -> list[Slice]:
         """Make the slices of the decoding sequences."""
-        proposed: list[tuple[int, ...]] = [()] * len(self.decoding)
+        proposed = [Proposal()] * len(self.decoding)
         if self.speculator and may_propose and self.decoding:
             proposed = self.speculator.propose(self.decoding, self._max_decode_tokens)
-        self._verifies = any(proposed)
-        return [Slice.decode(sequence, ids) for sequence, ids in zip(self.decoding, proposed, strict=True)]
+        self._verifies = any(proposal.token_ids for proposal in proposed)
+        return [Slice.decode(sequence, *proposal) for sequence, proposal in zip(self.decoding, proposed, strict=True)]
 
     def _schedule_prefill(self, num_decode_tokens: int) -> list[Slice]:
         """Choose the prefills of the next step; a chunked one that is half way gets at least half of the tokens."""

@@ -6,11 +6,11 @@ resumption    no token: the last one went through the model in an earlier step, 
 speculation   the token that was sampled last and k proposed ones: a slice of k + 1
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from scorepool.engine.errors import EngineError
 from scorepool.engine.scheduling.prefix_cache import Prefix
-from scorepool.engine.sequence import Sequence
+from scorepool.engine.sequence import ProposedToken, Sequence
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +21,7 @@ class Slice:
     start: int
     end: int
     proposed_ids: tuple[int, ...] = ()  # the slice's last tokens, which the model may reject
+    draft_logprobs: tuple[float, ...] = ()  # of the proposed tokens, if a draft model proposed them
     cached_prefix: Prefix | None = None  # holds the first `start` tokens of the sequence; set on its first slice only
     fills_prefix: Prefix | None = None  # the sequence is internal, and its last slice completes this prefix
     resumes: bool = False  # the sequence was paused
@@ -34,10 +35,13 @@ class Slice:
         return cls(sequence, start, sequence.num_prefill, cached_prefix=cached_prefix, fills_prefix=fills_prefix)
 
     @classmethod
-    def decode(cls, sequence: Sequence, proposed_ids: tuple[int, ...] = ()) -> "Slice":
+    def decode(
+        cls, sequence: Sequence, proposed_ids: tuple[int, ...] = (), draft_logprobs: tuple[float, ...] = ()
+    ) -> "Slice":
         """Make the slice of the token that was sampled last, and of proposed ones after it."""
         start = sequence.num_computed
-        return cls(sequence, start, start + 1 + len(proposed_ids), proposed_ids=proposed_ids)
+        end = start + 1 + len(proposed_ids)
+        return cls(sequence, start, end, proposed_ids=proposed_ids, draft_logprobs=draft_logprobs)
 
     @classmethod
     def resumption(cls, sequence: Sequence) -> "Slice":
@@ -101,11 +105,29 @@ class SliceResult:
     num_accepted: int  # leading tokens of the slice that are part of the sequence: all but rejected proposals
     error: EngineError | None = None  # why the sequence cannot continue
     is_complete: bool = False  # no further token is sampled: the last one is not the proposed one, or comes after all
+    proposed_logprobs: list[float] = field(
+        default_factory=list
+    )  # of the proposed tokens, if their sequence reports them
 
     @property
     def num_rejected(self) -> int:
         """The number of proposed tokens that are not part of the sequence."""
         return self.slice.num_tokens - self.num_accepted
+
+    @property
+    def proposals(self) -> list[ProposedToken]:
+        """Describe each proposed token. Raises ValueError if a logprob is missing."""
+        slice_ = self.slice
+        first = slice_.end - len(slice_.proposed_ids)
+        drafted = slice_.draft_logprobs or (None,) * len(slice_.proposed_ids)
+        num_accepted = len(slice_.proposed_ids) - self.num_rejected
+        rows = zip(slice_.proposed_ids, drafted, self.proposed_logprobs, strict=True)
+        return [
+            ProposedToken(
+                first + index - slice_.sequence.num_input_tokens, token_id, draft, target, index < num_accepted
+            )
+            for index, (token_id, draft, target) in enumerate(rows)
+        ]
 
     def accept(self, token_id: int) -> bool:
         """Compare the next sampled token with the proposed one; return True if the one sampled after it counts."""

@@ -1,75 +1,83 @@
-"""Propose tokens for decoding sequences, and follow how many are accepted. Knows no tensors and no clock.
+"""Propose tokens for decoding sequences, and choose how many a step verifies. Knows no tensors and no clock.
 
 The model verifies a sequence's proposed tokens in one step: at each position it draws the token that it would have
 drawn there, with the same noise, and the first that differs from the proposal is the last one to be kept. So tokens
 and logprobs are those of a run without proposals, whatever is proposed.
 
-A step that verifies proposals is read before the next one is scheduled; other steps are not waited for.
+A step that verifies proposals is read before the next one is scheduled; other steps are not waited for. Where proposed
+tokens come from is a source's business: proposals.py.
 """
 
 from collections.abc import Callable, Iterable
 
+from scorepool.engine.scheduling.proposals import Proposal, ProposalSource
 from scorepool.engine.scheduling.slice import SliceResult
 from scorepool.engine.sequence import Sequence
 from scorepool.engine.speculation.cost import StepCost, choose_width
-from scorepool.engine.speculation.row import RowForecast
 
 
 class Speculator:
-    """The forecasts of all generating sequences, and what a step costs."""
+    """What a step costs, and how many tokens of a source it pays to verify."""
 
-    def __init__(self, max_width: int, max_proposed: Callable[[int], int]) -> None:
+    def __init__(self, source: ProposalSource, max_width: int, max_proposed: Callable[[int], int]) -> None:
         """Start without sequences.
 
+        source        proposes tokens
         max_width     proposed tokens of a sequence in a step, at most
         max_proposed  how many tokens the model can verify after position p
         """
         self.cost = StepCost()
+        self._source = source
         self._max_width = max_width
         self._max_proposed = max_proposed
-        self._rows: dict[Sequence, RowForecast] = {}
+        self._has_prefilled = False  # the source, for the step that was scheduled last
 
     def may_propose(self, decoding: list[Sequence], max_tokens: int) -> bool:
         """True if the next step is likely to have proposals once the step in flight was read."""
         lengths = [self._num_proposable(sequence, 1) - 1 for sequence in decoding]
         return self._choose_width(decoding, lengths, max_tokens) > 0
 
-    def propose(self, decoding: list[Sequence], max_tokens: int) -> list[tuple[int, ...]]:
+    def propose(self, decoding: list[Sequence], max_tokens: int) -> list[Proposal]:
         """Return the proposed tokens of each sequence, all of which were read, for a step of at most `max_tokens`."""
         lengths = [self._num_proposable(sequence, 0) for sequence in decoding]
         width = self._choose_width(decoding, lengths, max_tokens)
         if not width:
-            return [()] * len(decoding)
-        return [
-            tuple(self._rows[sequence].tokens[: min(length, width)]) if length else ()
-            for sequence, length in zip(decoding, lengths, strict=True)
-        ]
+            return [Proposal()] * len(decoding)
+        proposed = self._source.propose(decoding, [max(0, min(length, width)) for length in lengths])
+        self._has_prefilled = self._source.has_prefilled
+        return proposed
+
+    def record_cost(self, num_tokens: int, seconds: float) -> None:
+        """Add a step that only decoded, unless the source computed prompts for it."""
+        if not self._has_prefilled:
+            self.cost.record(num_tokens, seconds)
+        self._has_prefilled = False
 
     def observe(self, results: Iterable[SliceResult]) -> None:
         """Follow the tokens that sequences have gained."""
         for result in results:
-            sequence = result.slice.sequence
-            if may_speculate(sequence):
-                self._rows.setdefault(sequence, RowForecast()).observe(sequence.token_ids)
+            if may_speculate(result.slice.sequence):
+                self._source.observe(result)
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
         """Drop what is known of sequences that ended."""
-        for sequence in sequences:
-            self._rows.pop(sequence, None)
+        self._source.forget(sequences)
 
     def _num_proposable(self, sequence: Sequence, num_unread: int) -> int:
         """Count the tokens that a sequence has to propose, and that it may still generate after one more."""
-        row = self._rows.get(sequence)
-        if row is None or not row.num_worthwhile:
+        if not may_speculate(sequence) or not (num_worthwhile := self._source.num_worthwhile(sequence)):
             return 0
         room = sequence.max_length - 2 - sequence.num_computed + num_unread
         able = self._max_proposed(sequence.num_computed) + num_unread
-        return max(0, min(row.num_worthwhile, room, able))
+        return max(0, min(num_worthwhile, room, able))
 
     def _choose_width(self, decoding: list[Sequence], lengths: list[int], max_tokens: int) -> int:
         if max(lengths, default=0) <= 0:
             return 0
-        rates = [self._rows[one].rate if length > 0 else 0.0 for one, length in zip(decoding, lengths, strict=True)]
+        rates = [
+            self._source.rate(sequence) if length > 0 else 0.0
+            for sequence, length in zip(decoding, lengths, strict=True)
+        ]
         max_width = min(self._max_width, max_tokens // len(decoding) - 1)
         return choose_width(self.cost, zip(rates, lengths, strict=True), max_width)
 

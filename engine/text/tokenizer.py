@@ -97,6 +97,14 @@ class Tokenizer:
         """The ids of the vocabulary, added tokens included."""
         return self._token_bytes.keys()
 
+    def find_difference(self, other: "Tokenizer") -> str | None:
+        """Describe the first token id that stands for other bytes in another tokenizer; None if there is none."""
+        for token_id in sorted(self._token_bytes.keys() | other._token_bytes.keys()):
+            mine, its = self._token_bytes.get(token_id), other._token_bytes.get(token_id)
+            if mine != its:
+                return f"token {token_id} is {mine!r} in the model's and {its!r} in the draft's"
+        return None
+
     def decode(self, ids: Iterable[int]) -> str:
         """Decode the tokens' joined bytes. Bytes that are not UTF-8 become U+FFFD."""
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from scorepool.engine import Engine, EngineSettings, Sampling, Sequence, core
+from scorepool.engine.scheduling.proposals import Proposal, ProposalSource
 from scorepool.engine.scheduling.slice import SliceResult
 from tests.engine.oracle import Oracle, assert_agrees, filter_as_transformers
 from tests.engine.test_late_constraints import generating
@@ -19,21 +20,20 @@ FAMILIES = ["llama", "qwen3", "gpt2", "gpt_neox", "qwen3_moe"]
 class ScriptedSpeculator:
     """Proposes what a plain run has generated, of random lengths and with random errors."""
 
-    def __init__(self, max_width: int, max_proposed: Callable[[int], int]) -> None:
+    def __init__(self, source: ProposalSource, max_width: int, max_proposed: Callable[[int], int]) -> None:
         self.max_width, self.max_proposed = max_width, max_proposed
         self.script: dict[tuple[int, ...], list[int]] = {}  # by prompt and seed: the tokens of a plain run
         self.draw = Random(0)
         self.accepted: list[int] = []
-        self.cost = self
 
-    def record(self, num_tokens: int, seconds: float) -> None:
+    def record_cost(self, num_tokens: int, seconds: float) -> None:
         assert seconds > 0
 
     def may_propose(self, decoding: list[Sequence], max_tokens: int) -> bool:
         return self.draw.random() < 0.9
 
-    def propose(self, decoding: list[Sequence], max_tokens: int) -> list[tuple[int, ...]]:
-        return [self._propose(sequence) for sequence in decoding]
+    def propose(self, decoding: list[Sequence], max_tokens: int) -> list[Proposal]:
+        return [Proposal(self._propose(sequence)) for sequence in decoding]
 
     def _propose(self, sequence: Sequence) -> tuple[int, ...]:
         start = sequence.num_computed + 1

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scorepool.engine.scheduling.proposals import NgramSource, Proposal
 from scorepool.engine.scheduling.slice import Slice, SliceResult
 from scorepool.engine.scheduling.speculator import Speculator
 from scorepool.engine.sequence import Sampling, Sequence
@@ -19,7 +20,7 @@ def repeating(num_left: int, *, constrained: bool = False) -> Sequence:
 
 def speculator_of(sequences: list[Sequence], max_width: int = 8, able: int = 10**9) -> Speculator:
     """Make a speculator that has seen each row repeat itself, on a machine where tokens cost nothing."""
-    speculator = Speculator(max_width, lambda position: able)
+    speculator = Speculator(NgramSource(), max_width, lambda position: able)
     for _ in range(50):
         speculator.cost.record(1, 1.0)
         speculator.cost.record(40, 1.0)
@@ -40,13 +41,14 @@ def test_no_limit_is_exceeded(num_left: list[int], max_width: int, able: int, ma
 
     proposed = speculator.propose(sequences, max_tokens)
 
-    for sequence, ids in zip(sequences, proposed, strict=True):
+    for sequence, (ids, logprobs) in zip(sequences, proposed, strict=True):
+        assert logprobs == ()
         assert len(ids) <= min(max_width, able)
         assert len(sequence.token_ids) + len(ids) + 1 <= sequence.max_length
         assert list(ids) == ([5, 6, 7] * 20)[15 : 15 + len(ids)]
-    width = max(map(len, proposed))
+    width = max(len(ids) for ids, _ in proposed)
     assert width == 0 or len(sequences) * (width + 1) <= max_tokens
-    assert any(proposed) or not speculator.may_propose(sequences, max_tokens) or min(num_left) < 4 or able < 2
+    assert width or not speculator.may_propose(sequences, max_tokens) or min(num_left) < 4 or able < 2
 
 
 def test_rows_that_repeat_are_proposed_for_and_constrained_ones_are_not():
@@ -56,8 +58,8 @@ def test_rows_that_repeat_are_proposed_for_and_constrained_ones_are_not():
     assert speculator.may_propose([free, bound], 100)
     proposed = speculator.propose([free, bound], 100)
 
-    assert len(proposed[0]) > 2
-    assert proposed[1] == ()
+    assert len(proposed[0].token_ids) > 2
+    assert proposed[1] == Proposal()
 
 
 @pytest.mark.parametrize("num_forgotten", [0, 1])
@@ -65,4 +67,4 @@ def test_a_row_that_ended_is_forgotten(num_forgotten: int):
     sequence = repeating(20)
     speculator = speculator_of([sequence])
     speculator.forget([sequence] * num_forgotten)
-    assert bool(speculator.propose([sequence], 100)[0]) is not bool(num_forgotten)
+    assert bool(speculator.propose([sequence], 100)[0].token_ids) is not bool(num_forgotten)

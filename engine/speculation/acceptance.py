@@ -1,0 +1,44 @@
+"""How often a row's proposed tokens are accepted, known from those that were verified, and when to try again.
+
+A row whose proposals do not pay is not verified any more, so its rate would never change. After a number of plain steps
+it is tried again at a rate that would pay; the number doubles with each trial that fails.
+"""
+
+from dataclasses import dataclass
+
+FIRST_RATE = 0.7  # of a model's first row
+RATE_WEIGHT = 0.2  # of the latest token in the rate
+_TRIAL_RATE = 0.6  # at which a row is tried again
+_FIRST_WAIT = 32  # plain steps before a trial
+_MAX_WAIT = 2048
+_MIN_CHANCE = 0.15  # a proposed token that is less likely to be accepted is not worth the head of the model
+
+
+@dataclass(slots=True)
+class AcceptanceRate:
+    """The chance that a proposed token of one row is accepted if all before it are."""
+
+    rate: float
+    _num_plain: int = 0
+    _wait: int = _FIRST_WAIT
+
+    def record(self, num_proposed: int, num_accepted: int) -> None:
+        """Add a step: a plain one, or one that verified tokens up to the first that was rejected."""
+        if not num_proposed:
+            self._num_plain += 1
+            if self._num_plain >= self._wait and self.rate < _TRIAL_RATE:
+                self._num_plain, self._wait = 0, min(2 * self._wait, _MAX_WAIT)
+                self.rate = _TRIAL_RATE
+            return
+        self._num_plain = 0
+        for index in range(min(num_accepted + 1, num_proposed)):
+            self.rate += RATE_WEIGHT * ((index < num_accepted) - self.rate)
+        if num_accepted == num_proposed:
+            self._wait = _FIRST_WAIT
+
+    def num_worthwhile(self, max_tokens: int) -> int:
+        """Return how many tokens are likely enough to be verified, at most `max_tokens`."""
+        count, chance = 0, self.rate
+        while count < max_tokens and chance >= _MIN_CHANCE:
+            count, chance = count + 1, chance * self.rate
+        return count

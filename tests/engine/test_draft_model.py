@@ -1,0 +1,172 @@
+"""A draft model changes nothing but the time, and its logprobs are its own: compared with transformers of both models."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from scorepool.engine import Engine, EngineSettings, InvalidRequest, LoadError, Sampling, Sequence
+from scorepool.engine.scheduling import speculator
+from tests.engine.oracle import Oracle, assert_agrees
+from tests.engine.test_speculation import rows
+from tests.tiny_tokenizer import BOS
+
+FAMILIES = ["llama", "qwen3", "gpt2", "gpt_neox", "qwen3_moe"]
+
+
+def disturb(folder: Path, to: Path, noise: float) -> Path:
+    """Copy a model with noise in its weights: a draft that agrees often."""
+    shutil.copytree(folder, to)
+    generator = torch.Generator().manual_seed(0)
+    for file in to.rglob("*.safetensors"):
+        weights = load_file(file)
+        for name, weight in weights.items():
+            if weight.ndim > 1:
+                weights[name] = weight + noise * weight.std() * torch.randn(weight.shape, generator=generator)
+        save_file(weights, file, metadata={"format": "pt"})
+    return to
+
+
+@pytest.fixture(autouse=True)
+def always_propose(monkeypatch: pytest.MonkeyPatch):
+    """Verify three tokens wherever there is room, whatever it costs."""
+    monkeypatch.setattr(speculator, "choose_width", lambda cost, rows, max_width: min(3, max_width))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens_are_those_of_a_plain_run_and_all_logprobs_those_of_transformers(
+    name: str,
+    engine_of: Callable[..., Engine],
+    folder_of: Callable[[str], Path],
+    oracle_of: Callable[[str], Oracle],
+    open_engine: Callable[..., Engine],
+    tmp_path: Path,
+):
+    draft = disturb(folder_of(name), tmp_path / "draft", 0.1)
+    plain, verified = rows(), rows()
+    for future in [engine_of(name).add([sequence]) for sequence in plain]:
+        future.result(60)
+    for sequence in verified:
+        sequence.reports_proposals = sequence.sampling is not None
+
+    engine = open_engine(folder_of(name), speculation="draft", draft=str(draft))
+    futures = [engine.add([sequence]) for sequence in verified]
+    for future in futures:
+        future.result(120)
+
+    assert engine.model_info.speculation == "draft"
+    of_draft, oracle = Oracle(draft), oracle_of(name)
+    for one, other in zip(plain, verified, strict=True):
+        assert (other.token_ids, other.finish_reason, other.text_bytes) == (
+            one.token_ids,
+            one.finish_reason,
+            one.text_bytes,
+        )
+        assert_agrees(other, oracle)
+        assert len(other.proposals) == other.num_proposed
+        assert sum(proposed.accepted for proposed in other.proposals) == other.num_accepted
+        assert_proposals_agree(other, of_draft, oracle)
+    assert 0 < engine.stats.accepted_tokens < engine.stats.proposed_tokens
+
+
+def assert_proposals_agree(sequence: Sequence, draft: Oracle, target: Oracle) -> None:
+    """Compare both logprobs of every proposed token with transformers.
+
+    A proposed token follows the row's own tokens, or those that were proposed before it in the same step.
+    """
+    step: list[int] = []  # proposed tokens
+    last = -1
+    for position, token_id, draft_logprob, logprob, accepted in sequence.proposals:
+        start = sequence.num_input_tokens + position
+        assert accepted == (sequence.token_ids[start : start + 1] == [token_id]) or not accepted
+        contexts = {False: sequence.token_ids[:start]}
+        if step and position == last + 1:
+            contexts[True] = [*sequence.token_ids[: start - len(step)], *step]
+        goes_on = next(
+            goes_on
+            for goes_on, context in contexts.items()
+            if abs(draft_logprob - draft.logprobs(context)[-1][token_id]) < 1e-4
+            and (sequence.processed or abs(logprob - target.logprobs(context)[-1][token_id]) < 1e-4)
+        )
+        step, last = [*step, token_id] if goes_on else [token_id], position
+
+
+def test_another_family_may_draft(
+    engine_of: Callable[..., Engine],
+    folder_of: Callable[[str], Path],
+    oracle_of: Callable[[str], Oracle],
+    open_engine: Callable[..., Engine],
+):
+    engine = open_engine(folder_of("qwen3"), speculation="draft", draft=str(folder_of("llama")))
+    verified = rows()
+    for future in [engine.add([sequence]) for sequence in verified]:
+        future.result(120)
+    for sequence in verified:
+        assert_agrees(sequence, oracle_of("qwen3"))
+    assert engine.stats.proposed_tokens > 50
+
+
+def test_the_model_as_its_own_draft_has_all_proposals_accepted_sampled_ones_too(
+    folder_of: Callable[[str], Path], open_engine: Callable[..., Engine]
+):
+    engine = open_engine(folder_of("llama"), speculation="draft", draft=str(folder_of("llama")))
+    sampled = [
+        Sequence(
+            token_ids=[BOS, 7, 8, number], sampling=Sampling(max_tokens=40, seed=number, top_k=50, ignore_eos=True)
+        )
+        for number in range(4)
+    ]
+    for future in [engine.add([sequence]) for sequence in sampled]:
+        future.result(60)
+    stats = engine.stats
+    assert stats.proposed_tokens > 60
+    assert stats.accepted_tokens >= stats.proposed_tokens - 2  # rounding may decide between two equal tokens
+    assert stats.steps < 40
+
+
+def test_a_long_prompt_rows_that_leave_and_rows_that_were_canceled(
+    folder_of: Callable[[str], Path], open_engine: Callable[..., Engine], oracle_of: Callable[[str], Oracle]
+):
+    engine = open_engine(folder_of("llama"), speculation="draft", draft=str(folder_of("llama")))
+    options = {"ignore_eos": True, "temperature": 0}
+    long = Sequence(token_ids=[BOS, *[11, 12, 13] * 99], sampling=Sampling(max_tokens=30, **options))
+    short = [
+        Sequence(token_ids=[BOS, number], sampling=Sampling(max_tokens=5 * number, **options)) for number in range(3, 9)
+    ]
+    canceled = Sequence(token_ids=[BOS, 5], sampling=Sampling(max_tokens=90, **options))
+    leaves = engine.add([canceled], on_step=lambda _: engine.cancel(leaves) if canceled.num_generated > 4 else None)
+    futures = [engine.add([sequence]) for sequence in [*short, long]]
+    for future in futures:
+        future.result(60)
+    for sequence in [*short, long]:
+        assert_agrees(sequence, oracle_of("llama"))
+    assert engine.stats.accepted_tokens > 50
+
+
+@pytest.mark.parametrize(
+    ("draft", "sentence"),
+    [
+        ("gemma3", "keeps a state or a sliding window"),
+        ("demo", "has another vocabulary: token"),
+        ("/nowhere", "/nowhere"),
+    ],
+)
+def test_a_draft_that_cannot_work_is_refused_by_name(
+    draft: str, sentence: str, folder_of: Callable[[str], Path], open_engine: Callable[..., Engine]
+):
+    path = draft if draft.startswith("/") else str(folder_of(draft))
+    with pytest.raises(LoadError, match=sentence):
+        open_engine(folder_of("llama"), speculation="draft", draft=path)
+
+
+def test_settings_and_requests_that_need_a_draft_say_so(engine_of: Callable[..., Engine]):
+    with pytest.raises(ValueError, match="need each other"):
+        EngineSettings(model="x", speculation="draft")
+    with pytest.raises(ValueError, match="need each other"):
+        EngineSettings(model="x", draft="y")
+    asks = Sequence(token_ids=[BOS], sampling=Sampling(max_tokens=1), reports_proposals=True)
+    with pytest.raises(InvalidRequest, match="speculation"):
+        engine_of("llama").add([asks])

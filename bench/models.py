@@ -118,6 +118,21 @@ def find_copying(name: str) -> Model:
     return _describe(name, folder)
 
 
+def draft_shape(name: str) -> str:
+    """Return the name of the shape whose models have the vocabulary of a copying model, and are smaller or as small."""
+    return "wide" if name in _SHAPES else name
+
+
+def find_random_draft(name: str) -> Model:
+    """Return a random model with the shape and the vocabulary of a copying model; make it if it does not exist."""
+    folder = _CACHE / f"{name}.random"
+    if not folder.exists():
+        torch.manual_seed(1)
+        config = AutoConfig.for_model(**_QWEN3 | _SHAPES.get(name, _SMALL))
+        _save(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), folder)  # type: ignore[no-untyped-call]
+    return _describe(name, folder)
+
+
 def in_cycle(step: int) -> int:
     """Return the token of the copying model's cycle at a step."""
     return _FIRST_ID + step % CYCLE

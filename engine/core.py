@@ -18,9 +18,10 @@ from scorepool.engine.errors import EngineError, LoadError, ReloadError, Unknown
 from scorepool.engine.group import Group, WeightsSwitch
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.scheduling.kv_budget import KVBudget
+from scorepool.engine.scheduling.prefill_pace import PrefillPace
 from scorepool.engine.scheduling.prefix_cache import PrefixCache
 from scorepool.engine.scheduling.proposals import Draft, DraftSource, NgramSource, ProposalSource
-from scorepool.engine.scheduling.scheduler import Scheduler
+from scorepool.engine.scheduling.scheduler import SHARE_BESIDE_DECODING, Scheduler
 from scorepool.engine.scheduling.slice import SchedulerOutput, SliceResult
 from scorepool.engine.scheduling.speculator import Speculator
 from scorepool.engine.scheduling.stats import EngineStats
@@ -292,7 +293,10 @@ class EngineCore:
         settings = self._settings
         self.prefix_cache = PrefixCache(settings.prefix_cache_bytes) if runner.can_share else None
         kv_budget = KVBudget(settings.max_running_rows, runner.model_info.max_cached_tokens)
-        self.scheduler = Scheduler(settings.max_batch_tokens, kv_budget, self.prefix_cache, self._new_speculator())
+        pace = PrefillPace(settings.prefill_ms / 1000, settings.max_batch_tokens // SHARE_BESIDE_DECODING)
+        self.scheduler = Scheduler(
+            settings.max_batch_tokens, kv_budget, self.prefix_cache, self._new_speculator(), pace
+        )
         self.set_budget(self._share)
 
     def _open(self, settings: EngineSettings) -> Runner:
@@ -351,10 +355,14 @@ class EngineCore:
                 self._resolve(group)
 
     def _record_cost(self, step: InFlightStep) -> None:
-        """Tell the speculator how long a step took that was just read: since its launch, or the read before it."""
+        """Tell the scheduler how long a step took that was just read: since its launch, or the read before it."""
         now = time.monotonic()
+        seconds = now - max(step.began_at, self._read_at)
         if self.scheduler.speculator and step.output.num_only_decoded:
-            self.scheduler.speculator.record_cost(step.output.num_only_decoded, now - max(step.began_at, self._read_at))
+            self.scheduler.speculator.record_cost(step.output.num_only_decoded, seconds)
+        if step.output.decodes:
+            num_next = self._launched.output.num_prefilled if self._launched else 0
+            self.scheduler.pace.record(step.output.num_prefilled, seconds, num_next)
         self._read_at = now
 
     def _fail(self, sequence: Sequence, error: EngineError) -> None:

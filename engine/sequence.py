@@ -265,6 +265,7 @@ class Sequence:
         del self.token_ids[self.num_input_tokens :]
         self.columns = TokenColumns()
         self.text_bytes = self.finish_reason = self.stop_reason = self.class_logits = self.error = None
+        self.proposals = []
         self.model_info = None
         self.num_proposed = self.num_accepted = self.num_computed = self.num_pauses = 0
         self.held_up_s = 0.0

@@ -14,6 +14,7 @@ class EngineSettings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: float32 on a CPU, else the checkpoint's
     mode: Literal["default", "exact"] = "default"  # exact: the same numbers to the bit in any batch; slower
     max_batch_tokens: int = 2048  # in a step: prompt tokens of its prefill, and one per decoding sequence
+    prefill_ms: int = 250  # of a step beside decoding sequences, at most: their next tokens wait no longer for it
     max_running_rows: int = 32  # sequences that hold a KV cache between steps
     prefix_cache_bytes: int = 2**30  # for the KV caches of prompts that several sequences begin with
     memory_bytes: int | None = None  # for weights and caches; None: four fifths of the memory of the machine
@@ -31,7 +32,7 @@ class EngineSettings:
     reasoning_parser: str = "auto"  # one of call_formats.REASONING_PARSERS
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_tokens", "max_running_rows", "speculation_tokens"):
+        for name in ("max_batch_tokens", "prefill_ms", "max_running_rows", "speculation_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, and must be at least 1")
         if (self.speculation == "draft") != (self.draft is not None):

@@ -70,6 +70,15 @@ RedisUrlFile = Annotated[
     str | None, typer.Option(metavar="PATH", help="A file with the URL, whose password other users must not see.")
 ]
 Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.", show_default="auto")]
+Draft = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--draft",
+        metavar="NAME=FOLDER_OR_HUB_ID",
+        help="A smaller model with the same tokenizer, which proposes tokens for the model NAME; repeatable.",
+        show_default="$SCOREPOOL_DRAFTS, else none",
+    ),
+]
 Mode = Annotated[
     str | None, typer.Option(help="default or exact, as the model is to be served.", show_default="default")
 ]
@@ -109,6 +118,7 @@ def serve(
     redis_url: RedisUrlOrEmbedded = None,
     redis_url_file: RedisUrlFile = None,
     dtype: Dtype = None,
+    draft: Draft = None,
     log_level: LogLevel = None,
 ) -> None:
     """Run everything on this machine until Ctrl-C: Redis, the API, one worker per model, the webhook worker."""
@@ -119,6 +129,7 @@ def serve(
         redis_url=redis_url,
         redis_url_file=redis_url_file,
         dtype=dtype,
+        drafts=join_drafts(draft),
         log_level=log_level,
     )
     run("serve", lambda: commands.serve(model, environ))
@@ -152,11 +163,17 @@ def worker(
     redis_url: RedisUrl = None,
     redis_url_file: RedisUrlFile = None,
     dtype: Dtype = None,
+    draft: Draft = None,
     log_level: LogLevel = None,
 ) -> None:
     """Run one worker: `rq worker` with scorepool's class. Other options, such as --burst, are passed to `rq worker`."""
     environ = to_environ(
-        model=model, redis_url=redis_url, redis_url_file=redis_url_file, dtype=dtype, log_level=log_level
+        model=model,
+        redis_url=redis_url,
+        redis_url_file=redis_url_file,
+        dtype=dtype,
+        drafts=join_drafts(draft),
+        log_level=log_level,
     )
     if webhooks:
         run("worker --webhooks", lambda: commands.webhook_worker(environ, rq_options.args))
@@ -270,6 +287,11 @@ def webhook_secret(
     """Print the secret that signs the webhooks of a name's jobs. It follows from SCOREPOOL_WEBHOOK_SECRET and Redis."""
     environ = to_environ(redis_url=redis_url)
     run("webhook-secret", lambda: commands.webhook_secret(name, environ))
+
+
+def join_drafts(drafts: list[str] | None) -> str | None:
+    """Return the value of SCOREPOOL_DRAFTS; None without drafts."""
+    return ";".join(drafts) if drafts else None
 
 
 def to_environ(**options: str | int | None) -> dict[str, str]:

@@ -58,6 +58,7 @@ class GenerateOptions(JobOptions, SamplingOptions, total=False):
     targets: list[int] | None
     target_bytes: bool
     rank: bool
+    include_draft_logprobs: bool
     recompute: bool
     stream: bool
     packed: bool

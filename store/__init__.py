@@ -53,7 +53,7 @@ from scorepool.store.keys import (
 )
 from scorepool.store.redis_url import has_password
 from scorepool.store.sentinel import SentinelUrl
-from scorepool.store.settings import KEY_NAME, LOCAL_OWNER, Settings, SettingsError, parse_model
+from scorepool.store.settings import KEY_NAME, LOCAL_OWNER, Settings, SettingsError, parse_drafts, parse_model
 from scorepool.store.webhook_secret import decode_webhook_secrets, encode_webhook_secret, webhook_secrets
 from scorepool.store.webhook_url import WebhookUrl, is_public, literal_address
 
@@ -86,6 +86,7 @@ __all__ = [
     "is_own_queue",
     "is_public",
     "literal_address",
+    "parse_drafts",
     "parse_model",
     "queue_name",
     "queue_names",

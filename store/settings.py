@@ -53,6 +53,17 @@ def parse_model(spec: str) -> tuple[list[str], str]:
     return names, source
 
 
+def parse_drafts(spec: str) -> dict[str, str]:
+    """Split `NAME=FOLDER_OR_HUB_ID[;NAME=...]` into the draft model of each name. Raises SettingsError."""
+    drafts: dict[str, str] = {}
+    for one in spec.split(";") if spec else ():
+        [name, *others], source = parse_model(one.strip())
+        if others or name in drafts:
+            raise SettingsError(f"draft {one!r}: expected one NAME=FOLDER_OR_HUB_ID for each name")
+        drafts[name] = source
+    return drafts
+
+
 class Settings(Struct, frozen=True, kw_only=True):
     """The settings. The field `api_keys` is the variable SCOREPOOL_API_KEYS."""
 
@@ -115,10 +126,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     require_certificate: bool = False  # serve no model without a certificate that fits
     max_jobs_in_flight: Count = 512  # and results that wait to be recorded; the worker claims as few as it needs
     max_batch_tokens: Count = 2048
+    prefill_ms: Annotated[int, Meta(ge=1, le=600_000)] = 250  # that prompts add to a step beside decoding sequences
     prefix_cache_bytes: Annotated[int, Meta(ge=0)] = 2**30  # of KV caches of prompts that several jobs begin with
     memory_bytes: Annotated[int, Meta(ge=0)] = 0  # for weights and caches; 0: four fifths of what the machine has
     max_running_rows: Count = 32
     speculation: Literal["off", "ngram"] = "off"  # ngram: propose tokens that repeat the row's text; the same results
+    drafts: str = ""  # NAME=FOLDER_OR_HUB_ID[;NAME=...]: models that propose tokens for those of these names
     speculation_tokens: Annotated[int, Meta(ge=1, le=16)] = 8  # of a row that one step verifies, at most
     crosscheck: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of score jobs that a second worker computes too
     idle_unload_s: Annotated[float, Meta(ge=0, le=YEAR_S)] = 0.0  # idle for so long, it drops its weights; 0: never

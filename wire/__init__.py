@@ -99,6 +99,7 @@ from scorepool.wire.request import (
 from scorepool.wire.result import (
     Channel,
     Classification,
+    DraftLogprob,
     Failure,
     FailureCode,
     Outcome,
@@ -166,6 +167,7 @@ __all__ = [
     "DeliveryAttempt",
     "DeliveryPage",
     "DeliveryState",
+    "DraftLogprob",
     "EndpointChange",
     "EndpointRegistration",
     "EngineLoad",

@@ -435,6 +435,13 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         False
     )
     rank: Annotated[bool, Meta(description="Report each token's rank. 1 is the most likely token.")] = False
+    include_draft_logprobs: Annotated[
+        bool,
+        Meta(
+            description="Report each token that speculation proposed, with its logprob under the draft model and under "
+            "the model. Refused by a worker without speculation."
+        ),
+    ] = False
     recompute: Annotated[
         bool,
         Meta(description="Score the generated tokens again, as a score job would, and report these logprobs as well."),
@@ -458,10 +465,10 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         if self.chat_template_kwargs and self.messages is None:
             raise ValueError("`chat_template_kwargs` needs `messages`")
         check_json(self.json_schema, "the values of `json_schema`")
-        for name in ("top_logprobs", "targets", "rank", "recompute"):
+        for name in ("top_logprobs", "targets", "rank", "recompute", "include_draft_logprobs"):
             if getattr(self, name) and not self.logprobs:
                 raise ValueError(f"`{name}` needs `logprobs`: true")
-        for name in ("stream", "recompute", "target_bytes", "tools"):
+        for name in ("stream", "recompute", "target_bytes", "tools", "include_draft_logprobs"):
             if self.packed and getattr(self, name):
                 raise ValueError(f"`packed` does not go with `{name}`")
         if self.target_bytes and self.targets is None:

@@ -99,6 +99,22 @@ class ToolCallResult(Struct, frozen=True, kw_only=True):
     entry: Annotated[int, Meta(description="Index of the generated token that ends the call.")]
 
 
+class DraftLogprob(Struct, frozen=True, kw_only=True):
+    """Report a token that speculation proposed, and that the model verified.
+
+    It follows the generated tokens before it, or those that were proposed before it in the same step. Both logprobs are
+    in nats; -9999.0 stands for -inf.
+    """
+
+    position: Annotated[int, Meta(description="Index of the generated token in whose place it was proposed.")]
+    token_id: int
+    draft_logprob: Annotated[
+        float | None, Meta(description="Logprob under the draft model's own distribution; null: n-grams proposed it.")
+    ]
+    logprob: Annotated[float, Meta(description="Logprob under the model, in the mode of the other logprobs.")]
+    accepted: Annotated[bool, Meta(description="True if it is the generated token.")]
+
+
 class SequenceResult(StreamedColumns, frozen=True, kw_only=True, omit_defaults=True):
     """Report the tokens of one sequence. Every column has one entry per reported token, in the order of the text.
 
@@ -120,6 +136,10 @@ class SequenceResult(StreamedColumns, frozen=True, kw_only=True, omit_defaults=T
     ] = None
     target_bytes: Annotated[
         list[bytes] | None, Meta(description="Bytes of the request's `targets`, in their order, if it asked for them.")
+    ] = None
+    draft_logprobs: Annotated[
+        list[DraftLogprob] | None,
+        Meta(description="One entry per proposed token, in their order, with `include_draft_logprobs`."),
     ] = None
     ranks: Annotated[list[int | None] | None, Meta(description="1 is the most likely token.")] = None
     entropies: Annotated[Floats | None, Meta(description="Entropy of each token's distribution, in nats.")] = None

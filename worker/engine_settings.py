@@ -1,11 +1,12 @@
 """The engine's settings of a worker. `scorepool certify` has the same, so that it measures what is served."""
 
 from scorepool.engine import REASONING_PARSERS, TOOL_PARSERS, EngineSettings
-from scorepool.store import Settings, SettingsError
+from scorepool.store import Settings, SettingsError, parse_drafts
 
 
-def engine_settings(source: str, settings: Settings) -> EngineSettings:
-    """Return the settings of an engine for a folder or hub id. Raises SettingsError."""
+def engine_settings(source: str, settings: Settings, name: str = "") -> EngineSettings:
+    """Return the settings of an engine for a folder or hub id, which is served as `name`. Raises SettingsError."""
+    draft = parse_drafts(settings.drafts).get(name)
     for name, value, known in (
         ("SCOREPOOL_TOOL_PARSER", settings.tool_parser, TOOL_PARSERS),
         ("SCOREPOOL_REASONING_PARSER", settings.reasoning_parser, REASONING_PARSERS),
@@ -17,10 +18,12 @@ def engine_settings(source: str, settings: Settings) -> EngineSettings:
         dtype=settings.dtype,
         mode=settings.mode,
         max_batch_tokens=settings.max_batch_tokens,
+        prefill_ms=settings.prefill_ms,
         max_running_rows=settings.max_running_rows,
         prefix_cache_bytes=settings.prefix_cache_bytes,
         memory_bytes=settings.memory_bytes or None,
-        speculation=settings.speculation,
+        speculation="draft" if draft else settings.speculation,
+        draft=draft,
         speculation_tokens=settings.speculation_tokens,
         tries_load=True,
         load_marks=str(settings.state_folder() / "loads"),

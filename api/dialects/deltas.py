@@ -37,6 +37,7 @@ class Delta(Struct, frozen=True, kw_only=True):
     finish_reason: Literal["stop", "length"] | None = None
     stop_reason: int | str | None = None
     prompt_token_ids: list[int] | None = None  # if the prompt was text
+    draft_logprobs: list[wire.DraftLogprob] | None = None  # of the whole choice, if they were asked for
 
 
 class ChoiceStream:
@@ -90,6 +91,7 @@ class ChoiceStream:
             finish_reason=sequence.finish_reason or "length",
             prompt_token_ids=sequence.prompt_token_ids,
             stop_reason=sequence.stop_reason,
+            draft_logprobs=sequence.draft_logprobs,
         )
 
     def _delta(self, sequence: wire.SequenceResult, contents: list[bytes], start: int) -> Delta:

@@ -20,6 +20,7 @@ from itertools import chain
 from scorepool.engine.scheduling.kv_budget import KVBudget
 from scorepool.engine.scheduling.packing import pack_forwards
 from scorepool.engine.scheduling.policy import PrefillPolicy
+from scorepool.engine.scheduling.prefill_pace import PrefillPace
 from scorepool.engine.scheduling.prefix_cache import Prefix, PrefixCache
 from scorepool.engine.scheduling.proposals import Proposal
 from scorepool.engine.scheduling.slice import SchedulerOutput, Slice, SliceResult
@@ -27,7 +28,7 @@ from scorepool.engine.scheduling.speculator import Speculator
 from scorepool.engine.scheduling.waiting import WaitingSequences
 from scorepool.engine.sequence import Sequence
 
-SHARE_BESIDE_DECODING = 8  # beside decoding sequences, a step prefills at most this fraction of its token budget
+SHARE_BESIDE_DECODING = 8  # of a step's tokens: what it prefills beside decoding sequences before steps were measured
 
 
 class Scheduler:
@@ -39,15 +40,18 @@ class Scheduler:
         kv_budget: KVBudget,
         prefix_cache: PrefixCache | None = None,
         speculator: Speculator | None = None,
+        pace: PrefillPace | None = None,
     ) -> None:
         """Start empty.
 
         Without a prefix cache, every sequence computes its whole prompt. Without a speculator, nothing is proposed.
+        Without a pace, the prompt tokens of a step beside decoding sequences do not follow what steps cost.
         """
         self.max_batch_tokens = max_batch_tokens
         self.kv_budget = kv_budget
         self.prefix_cache = prefix_cache
         self.speculator = speculator
+        self.pace = pace or PrefillPace(0.0, max_batch_tokens // SHARE_BESIDE_DECODING)
         self._verifies = False  # the step that was scheduled last has proposed tokens
         self.waiting = WaitingSequences()
         self.chunked_prefill: Slice | None = None  # what is left of a prefill too long for one step
@@ -149,8 +153,11 @@ class Scheduler:
 
     def _schedule_prefill(self, num_decode_tokens: int) -> list[Slice]:
         """Choose the prefills of the next step; a chunked one that is half way gets at least half of the tokens."""
-        share = SHARE_BESIDE_DECODING if self.decoding else 1
-        budget = max(1, self.max_batch_tokens // share - num_decode_tokens)
+        budget = max(1, self.max_batch_tokens - num_decode_tokens)
+        if self.decoding:
+            budget = min(budget, self.pace.max_tokens)
+            if not budget:
+                return []
         chunked = self.chunked_prefill
         policy = PrefillPolicy(
             step_tokens=budget,
@@ -201,7 +208,9 @@ class Scheduler:
     def _advance(self, forwards: list[list[Slice]]) -> list[Sequence]:
         """Advance sequences as if the step had run. Return the generating ones that need no further step."""
         running = self.decoding
-        self.chunked_prefill = None
+        chunked = self.chunked_prefill
+        if chunked and any(slice_.sequence is chunked.sequence for slice_ in chain.from_iterable(forwards)):
+            self.chunked_prefill = None
         for slice_ in chain.from_iterable(forwards):
             slice_.sequence.num_computed = slice_.end
             self.waiting.charge(slice_.sequence.share, slice_.num_tokens)

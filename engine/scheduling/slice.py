@@ -162,8 +162,18 @@ class SchedulerOutput:
         return not self.forwards
 
     @property
+    def num_prefilled(self) -> int:
+        """The prompt tokens of the step."""
+        return sum(slice_.num_tokens for slice_ in self.slices if not slice_.is_decode)
+
+    @property
+    def decodes(self) -> bool:
+        """True if sequences decode."""
+        return bool(self.forwards) and self.forwards[0][0].is_decode
+
+    @property
     def num_only_decoded(self) -> int:
         """The tokens of a step that only decodes, with the padding of rows that propose fewer; else 0."""
-        if len(self.forwards) != 1 or not self.forwards[0][0].is_decode:
+        if len(self.forwards) != 1 or not self.decodes:
             return 0
         return len(self.forwards[0]) * max(slice_.num_tokens for slice_ in self.forwards[0])

@@ -78,6 +78,7 @@ def serve(models: list[str] | None, environ: dict[str, str]) -> int:
     names = [name for spec in specs for name in parse_model(spec)[0]]
     if len(set(names)) < len(names):
         raise CommandError("--model: the same NAME is given twice")
+    check_drafts(settings, names)
     given = merge(environ)
     url = settings.redis_url if given.keys() & {"SCOREPOOL_REDIS_URL", "SCOREPOOL_REDIS_URL_FILE"} else ""
     if url:
@@ -98,6 +99,17 @@ def serve(models: list[str] | None, environ: dict[str, str]) -> int:
         raise CommandError(str(error)) from None
     except KeyboardInterrupt:
         return 0
+
+
+def check_drafts(settings: store.Settings, names: Sequence[str]) -> None:
+    """Refuse drafts of models that are not served. Raises CommandError."""
+    try:
+        drafts = store.parse_drafts(settings.drafts)
+    except store.SettingsError as error:
+        raise CommandError(f"--draft: {error}") from None
+    if unknown := drafts.keys() - set(names):
+        expected = f"expected one of the models that are served: {', '.join(names)}"
+        raise CommandError(f"--draft names {min(unknown)!r}; {expected}")
 
 
 @ends_in_log("api")

@@ -1,4 +1,4 @@
-"""A draft model changes nothing but the time, and its logprobs are its own: compared with transformers of both models."""
+"""A draft model changes nothing but the time, and its logprobs are its own: compared with transformers."""
 
 import shutil
 from collections.abc import Callable

@@ -41,3 +41,11 @@ def test_a_model_is_name_and_source(spec: str):
         store.parse_model(spec)
     assert store.parse_model("qwen/3=/models/q=3") == (["qwen/3"], "/models/q=3")
     assert store.parse_model("a,b/c=x") == (["a", "b/c"], "x")
+
+
+@pytest.mark.parametrize("spec", ["a", "a=", "=x", "a,b=x", "a=x;a=y", "a=x;"])
+def test_a_draft_is_one_source_for_each_name(spec: str):
+    with pytest.raises(store.SettingsError):
+        store.parse_drafts(spec)
+    assert store.parse_drafts("") == {}
+    assert store.parse_drafts("a=/models/x y;b/c=z=1") == {"a": "/models/x y", "b/c": "z=1"}

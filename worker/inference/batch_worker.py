@@ -54,7 +54,7 @@ class BatchWorker(Worker):
 
     def open(self) -> None:
         (model, *aliases), source = configured_model(self.settings, self.queue_names())
-        self.engine = self.start_engine(source)
+        self.engine = self.start_engine(source, model)
         self.budget = Budget(self.engine) if self.settings.adapt_budget else None
         provenance = provenance_of(model, self.engine.model_info)
         served_model = served_model_of(provenance, self.engine.model_info, self.engine.chat, self.name, aliases)
@@ -106,11 +106,11 @@ class BatchWorker(Worker):
     def excluded_owners(self) -> AbstractSet[str]:
         return frozenset() if self.inference is None else self.inference.tokenizing.crowded_owners
 
-    def start_engine(self, source: str) -> Engine:
+    def start_engine(self, source: str, name: str) -> Engine:
         """Start the engine; block until the model is loaded. Raises StartError."""
         prevent_torch_import()
         try:
-            return Engine(engine_settings(source, self.settings))
+            return Engine(engine_settings(source, self.settings, name))
         except LoadError as error:
             raise StartError(error.message) from None
 

@@ -8,7 +8,7 @@ from scorepool.engine import ChatCodec, Sequence, Tokenizer
 from scorepool.wire import Floats
 from scorepool.worker.inference.chat_answer import channels_and_calls, parse_answer
 from scorepool.worker.inference.classified import to_classified
-from scorepool.worker.inference.columns import CountingClamp, result_columns
+from scorepool.worker.inference.columns import MIN_LOGPROB, CountingClamp, clamp_logprob, result_columns
 from scorepool.worker.inference.packed import to_packed
 from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.summary import about, failed_item, summary
@@ -99,6 +99,8 @@ def _to_sequence_result(
         fields |= result_columns(sequence, len(token_ids), tokenizer.token_bytes, clamp)
         fields["clamped"] = clamp.count
         fields["target_bytes"] = target_bytes(prepared, tokenizer)
+        if sequence.reports_proposals:
+            fields["draft_logprobs"] = draft_logprobs(sequence)
         fields |= summary(sequence, fields["logprobs"], num_reported_prompt_tokens)  # type: ignore[arg-type]
         if prepared.recomputed is not None:
             fields |= _recomputed(sequence, prepared.recomputed)
@@ -139,6 +141,20 @@ def target_bytes(prepared: PreparedSequence, tokenizer: Tokenizer) -> list[bytes
     if targets is None or not prepared.names_targets:
         return None
     return [tokenizer.token_bytes(token_id) for token_id in targets.at(0)]
+
+
+def draft_logprobs(sequence: Sequence) -> list[wire.DraftLogprob]:
+    """Return the tokens that were proposed, with -inf as MIN_LOGPROB."""
+    return [
+        wire.DraftLogprob(
+            position=proposed.position,
+            token_id=proposed.token_id,
+            draft_logprob=clamp_logprob(proposed.draft_logprob),
+            logprob=max(proposed.logprob, MIN_LOGPROB),
+            accepted=proposed.accepted,
+        )
+        for proposed in sequence.proposals
+    ]
 
 
 def _recomputed(sequence: Sequence, recomputed: Sequence) -> dict[str, object]:

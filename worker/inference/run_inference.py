@@ -17,7 +17,7 @@ from threading import Lock
 from msgspec.structs import replace
 
 from scorepool import wire
-from scorepool.engine import Engine, EngineError, InvalidRequest, Sequence, Share
+from scorepool.engine import Engine, EngineError, InvalidRequest, ModelInfo, Sequence, Share
 from scorepool.worker.inference.crosschecker import Crosschecker
 from scorepool.worker.inference.engine_errors import map_engine_error
 from scorepool.worker.inference.job_progress import JobProgress
@@ -29,6 +29,7 @@ from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.result_cache.digest import may_be_cached
 from scorepool.worker.inference.result_cache.result_cache import CachedGroup, ResultCache
 from scorepool.worker.inference.structured_outputs import invalid_grammar
+from scorepool.worker.inference.text_lengths import invalid_request
 from scorepool.worker.inference.token_publisher import TokenPublisher
 from scorepool.worker.inference.tokenizing import TokenizingQueue
 from scorepool.worker.inference.translate import num_characters, to_sequences, with_seed
@@ -73,6 +74,8 @@ class InferenceRunner:
             )
         request = with_seed(wire.decode_request(job.request), job.id)
         request = wire.with_top_k(request, self.engine.model_info.vocab_size)
+        if isinstance(request, wire.Generate) and request.include_draft_logprobs:
+            check_speculates(self.engine.model_info)
         job.request = None  # it may be large, and Redis has it
         run = InferenceRun(self.engine, request, job, self.publisher, self._build, self.large_results, self.cache)
         self.tokenizing.put(run)
@@ -115,6 +118,16 @@ def work_of(result: wire.Result, prepared: list[PreparedSequence]) -> float:
     """Return how many tokens were read and generated for a job: those of cached sequences were not."""
     cached = sum(len(each.sequence.token_ids) for each in prepared if each.cached)
     return result.usage.prompt_tokens + result.usage.completion_tokens - cached
+
+
+def check_speculates(model_info: ModelInfo) -> None:
+    """Refuse a request for the logprobs of proposed tokens to a model without speculation. Raises JobError."""
+    if model_info.speculation not in ("ngram", "draft"):
+        raise invalid_request(
+            "include_draft_logprobs",
+            "expected a model that is served with speculation (SCOREPOOL_SPECULATION, --draft), found one with "
+            f"speculation {model_info.speculation}",
+        )
 
 
 def reports_items(request: wire.Request) -> bool:

@@ -115,6 +115,7 @@ def _to_generated(
             rank=request.rank,
             temperature=request.temperature if is_processed else 1.0,
             processed=is_processed,
+            reports_proposals=request.include_draft_logprobs and max_tokens > 0,
             sampling=_sampling(request, index, max_tokens) if max_tokens else None,
             constraint=constraint,
         )

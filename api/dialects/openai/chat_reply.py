@@ -16,6 +16,8 @@ from scorepool.api.dialects.openai.responses import ResponseRequest
 from scorepool.api.dialects.openai.sampling import (
     ChunkUsage,
     CompletionUsage,
+    DraftLogprobsIfAsked,
+    LastDraftLogprobs,
     LastModeIfLogprobs,
     LastPromptTokenIds,
     LastStopReason,
@@ -77,6 +79,7 @@ class ChatChoice(Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     stop_reason: StopReason
     token_ids: TokenIdsIfAsked = UNSET
+    draft_logprobs: DraftLogprobsIfAsked = UNSET
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
@@ -118,6 +121,7 @@ class ChatChoiceChunk(Struct, frozen=True, kw_only=True):
     finish_reason: Annotated[FinishReason | None, Meta(description="null until the last chunk of the answer.")]
     stop_reason: LastStopReason = UNSET
     token_ids: TokenIdsIfAsked = UNSET
+    draft_logprobs: LastDraftLogprobs = UNSET
 
 
 class ChatChunk(Struct, frozen=True, kw_only=True):
@@ -202,6 +206,7 @@ def to_chunk(body: ChatRequest, delta: Delta) -> ChatChoiceChunk:
         finish_reason=_finish_reason(body, delta),
         stop_reason=delta.stop_reason if delta.finish_reason else UNSET,
         token_ids=delta.sequence.token_ids if body.return_token_ids else UNSET,
+        draft_logprobs=UNSET if delta.draft_logprobs is None else delta.draft_logprobs,
     )
 
 
@@ -218,6 +223,7 @@ def _to_choice(body: ChatRequest, delta: Delta) -> ChatChoice:
         finish_reason=_finish_reason(body, delta) or "length",
         stop_reason=delta.stop_reason,
         token_ids=delta.sequence.token_ids if body.return_token_ids else UNSET,
+        draft_logprobs=UNSET if delta.draft_logprobs is None else delta.draft_logprobs,
     )
 
 

@@ -21,6 +21,8 @@ from scorepool.api.dialects.openai.prompt_logprobs import PromptLogprobs, to_pro
 from scorepool.api.dialects.openai.sampling import (
     ChunkUsage,
     CompletionUsage,
+    DraftLogprobsIfAsked,
+    LastDraftLogprobs,
     LastModeIfLogprobs,
     LastPromptTokenIds,
     LastStopReason,
@@ -55,6 +57,7 @@ class CompletionChoiceChunk(Struct, frozen=True, kw_only=True):
     prompt_token_ids: LastPromptTokenIds = UNSET
     stop_reason: LastStopReason = UNSET
     token_ids: TokenIdsIfAsked = UNSET
+    draft_logprobs: LastDraftLogprobs = UNSET
 
 
 class CompletionChoice(Struct, frozen=True, kw_only=True):
@@ -68,6 +71,7 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: TokenIdsIfAsked = UNSET
     token_ids: TokenIdsIfAsked = UNSET
+    draft_logprobs: DraftLogprobsIfAsked = UNSET
 
 
 class Completion(Struct, frozen=True, kw_only=True):
@@ -198,6 +202,7 @@ def to_chunk(body: CompletionRequest, delta: Delta, echo_length: int = 0) -> Com
         prompt_token_ids=prompt_token_ids,
         stop_reason=delta.stop_reason if delta.finish_reason else UNSET,
         token_ids=delta.sequence.token_ids if body.return_token_ids else UNSET,
+        draft_logprobs=UNSET if delta.draft_logprobs is None else delta.draft_logprobs,
     )
 
 
@@ -233,6 +238,7 @@ def _to_choice(
         prompt_logprobs=UNSET if body.prompt_logprobs is None else to_prompt_logprobs(sequence, body.prompt_logprobs),
         prompt_token_ids=_prompt_ids(prompt, sequence.prompt_token_ids) if body.return_token_ids else UNSET,
         token_ids=sequence.token_ids[split:] if body.return_token_ids else UNSET,
+        draft_logprobs=UNSET if sequence.draft_logprobs is None else sequence.draft_logprobs,
     )
 
 

@@ -125,6 +125,16 @@ class SamplingRequest(SamplingParameters, frozen=True, forbid_unknown_fields=Tru
     model: ModelName
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    include_draft_logprobs: (
+        Annotated[
+            bool,
+            Meta(
+                description="An addition. Report each token that speculation proposed: see `draft_logprobs` of the "
+                "choices. Needs `logprobs` and a model that is served with speculation."
+            ),
+        ]
+        | None
+    ) = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: NoEffect[str] | None = None
@@ -135,6 +145,8 @@ class SamplingRequest(SamplingParameters, frozen=True, forbid_unknown_fields=Tru
         super().__post_init__()
         check_supported(self, {"use_beam_search": False, "length_penalty": 1.0})  # vLLM's clients send the defaults
         check_stream_options(self.stream_options, self.stream)
+        if self.include_draft_logprobs and not self.has_token_logprobs:
+            raise ValueError("`include_draft_logprobs` needs `logprobs`")
 
 
 def check_stream_options(options: StreamOptions | None, stream: bool | None) -> None:
@@ -157,11 +169,18 @@ class JobFields(SamplingFields):
     model: str
     timeout_s: int
     stream: bool
+    include_draft_logprobs: bool
 
 
 def sampling_fields(body: SamplingRequest, timeout_s: int) -> JobFields:
     """Return the fields of a body's jobs that chat and completions share, with defaults in place of null."""
-    return JobFields(model=body.model, timeout_s=timeout_s, stream=bool(body.stream), **sampling_options(body))
+    return JobFields(
+        model=body.model,
+        timeout_s=timeout_s,
+        stream=bool(body.stream),
+        include_draft_logprobs=bool(body.include_draft_logprobs),
+        **sampling_options(body),
+    )
 
 
 def sampling_options(params: SamplingParameters) -> SamplingFields:
@@ -216,6 +235,14 @@ ModeIfLogprobs = Annotated[
 ]
 LastModeIfLogprobs = Annotated[
     LogprobsMode | UnsetType, Meta(description="The mode of the logprobs, in the last chunk of a choice.")
+]
+DraftLogprobsIfAsked = Annotated[
+    list[wire.DraftLogprob] | UnsetType,
+    Meta(description="Present with `include_draft_logprobs`: one entry per token that speculation proposed."),
+]
+LastDraftLogprobs = Annotated[
+    list[wire.DraftLogprob] | UnsetType,
+    Meta(description="Present with `include_draft_logprobs`, in the last chunk of a choice."),
 ]
 TokenIdsIfAsked = Annotated[list[int] | UnsetType, Meta(description="Present with `return_token_ids`.")]
 LastPromptTokenIds = Annotated[

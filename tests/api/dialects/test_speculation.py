@@ -25,6 +25,15 @@ def speculating(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         yield stack
 
 
+@pytest.fixture(scope="module")
+def drafting(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Serve the demo model with itself as its draft: every proposal is accepted."""
+    state = tmp_path_factory.mktemp("stack")
+    environ = {"SCOREPOOL_PORT": str(free_port()), "SCOREPOOL_DRAFTS": f"demo={demo_folder}"}
+    with Stack([f"demo={demo_folder}"], state=state, environ=environ, logs=state / "logs") as stack:
+        yield stack
+
+
 def complete(stack: Stack, **options: Any) -> dict[str, Any]:
     reply = httpx.post(f"{stack.url}/v1/completions", json={**REPEATING, "prompt": PROMPT, **options}, timeout=60)
     assert reply.status_code == 200, reply.text
@@ -81,3 +90,69 @@ def test_jobs_and_metrics_count_the_proposed_tokens(stack: Stack, speculating: S
     while "scorepool_engine_acceptance_ratio{" not in httpx.get(f"{speculating.url}/metrics").text:
         assert time.monotonic() < until
         complete(speculating, temperature=0)  # the ratio is that of the last seconds
+
+
+def is_entry(entry: dict[str, Any], token_ids: list[int]) -> bool:
+    same = token_ids[entry["position"] : entry["position"] + 1] == [entry["token_id"]]
+    return entry.keys() == {"position", "token_id", "draft_logprob", "logprob", "accepted"} and (
+        same or not entry["accepted"]
+    )
+
+
+def test_proposed_tokens_are_reported_with_the_logprobs_of_n_grams_as_null(speculating: Stack):
+    [choice] = complete(speculating, logprobs=0, temperature=0, return_token_ids=True, include_draft_logprobs=True)[
+        "choices"
+    ]
+    entries = choice["draft_logprobs"]
+    assert sum(entry["accepted"] for entry in entries) > 20
+    for entry in entries:
+        assert is_entry(entry, choice["token_ids"])
+        assert entry["draft_logprob"] is None
+        if entry["accepted"]:
+            assert entry["logprob"] == pytest.approx(choice["logprobs"]["token_logprobs"][entry["position"]], abs=1e-4)
+
+
+def test_a_draft_model_that_agrees_has_the_models_own_logprobs(stack: Stack, drafting: Stack):
+    options = {"model": "demo", "max_tokens": 40, "logprobs": True, "seed": 3, "return_token_ids": True}
+    body = options | {"messages": [{"role": "user", "content": "a"}], "ignore_eos": True}
+    url = "/v1/chat/completions"
+    plain = httpx.post(stack.url + url, json=body, timeout=60).json()["choices"][0]
+
+    body["include_draft_logprobs"] = True
+    reply = httpx.post(drafting.url + url, json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    [choice] = reply.json()["choices"]
+    streamed = httpx.post(drafting.url + url, json=body | {"stream": True}, timeout=60).text
+    chunks = [json.loads(line.removeprefix("data: ")) for line in streamed.splitlines() if line.startswith("data: {")]
+
+    assert choice["token_ids"] == plain["token_ids"]
+    assert choice["logprobs"]["content"] == [
+        entry | {"logprob": pytest.approx(entry["logprob"], abs=1e-4)} for entry in plain["logprobs"]["content"]
+    ]
+    assert len(choice["draft_logprobs"]) > 5
+    for entry in choice["draft_logprobs"]:
+        assert is_entry(entry, choice["token_ids"])
+        assert entry["draft_logprob"] == pytest.approx(entry["logprob"], abs=1e-3)
+    with_entries = [one for chunk in chunks for one in chunk["choices"] if "draft_logprobs" in one]
+    assert [one["finish_reason"] for one in with_entries] == ["length"]
+    assert all(is_entry(entry, choice["token_ids"]) for entry in with_entries[0]["draft_logprobs"])
+
+
+def test_jobs_report_proposed_tokens(drafting: Stack):
+    with Client(drafting.url) as client:
+        result = client.generate("demo", PROMPT, max_tokens=40, temperature=0, include_draft_logprobs=True)
+    [sequence] = result.sequences
+    assert sequence.draft_logprobs
+    assert len(sequence.draft_logprobs) == result.usage.proposed_tokens
+    assert sum(one.accepted for one in sequence.draft_logprobs) == result.usage.accepted_tokens
+
+
+def test_a_worker_without_speculation_refuses_the_field(stack: Stack):
+    body = {"model": "demo", "prompt": PROMPT, "max_tokens": 4, "logprobs": 0, "include_draft_logprobs": True}
+    reply = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 400
+    assert "include_draft_logprobs" in reply.json()["error"]["message"]
+    assert reply.json()["error"]["param"] == "include_draft_logprobs"
+    del body["logprobs"]
+    reply = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60)
+    assert (reply.status_code, "needs `logprobs`" in reply.text) == (400, True)

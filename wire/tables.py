@@ -14,6 +14,15 @@ from scorepool.wire.columns import Floats, StreamedColumns
 _INTS, _FLOATS, _BYTES = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.binary())
 _CALL = pa.struct([("id", pa.string()), ("name", pa.string()), ("arguments", pa.string()), ("entry", pa.int32())])
 _FAILURE = pa.struct([("code", pa.string()), ("message", pa.string()), ("field", pa.string())])
+_DRAFT = pa.struct(
+    [
+        ("position", pa.int32()),
+        ("token_id", pa.int32()),
+        ("draft_logprob", pa.float32()),
+        ("logprob", pa.float32()),
+        ("accepted", pa.bool_()),
+    ]
+)
 SCHEMA = pa.schema(
     [
         ("text", pa.string()),
@@ -28,6 +37,7 @@ SCHEMA = pa.schema(
         ("target_bytes", _BYTES),
         ("recomputed_logprobs", _FLOATS),
         ("recompute_gap", pa.float64()),
+        ("draft_logprobs", pa.list_(_DRAFT)),
         ("ranks", _INTS),
         ("entropies", _FLOATS),
         ("logprob_sum", pa.float64()),

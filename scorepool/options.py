@@ -78,4 +78,6 @@ class TokenizeOptions(JobOptions, total=False):
     """Options of `Client.tokenize`. Give `messages` instead of a prompt to see a chat as the model reads it."""
 
     messages: list[Message] | None
+    tools: list[Tool]
+    chat_template_kwargs: dict[str, bool | int | float | str | None]
     add_bos: bool

@@ -13,7 +13,7 @@ from redis.client import Pipeline
 
 from scorepool.engine import Engine, EngineDeadError, LoadError
 from scorepool.engine.trial import prevent_torch_import
-from scorepool.store import INFER
+from scorepool.store import INFER, parse_model
 from scorepool.wire import EngineLoad
 from scorepool.worker.claims.link_report import LinkReport
 from scorepool.worker.engine_settings import engine_settings
@@ -54,7 +54,7 @@ class BatchWorker(Worker):
 
     def open(self) -> None:
         (model, *aliases), source = configured_model(self.settings, self.queue_names())
-        self.engine = self.start_engine(source, model)
+        self.engine = self.start_engine(source)
         self.budget = Budget(self.engine) if self.settings.adapt_budget else None
         provenance = provenance_of(model, self.engine.model_info)
         served_model = served_model_of(provenance, self.engine.model_info, self.engine.chat, self.name, aliases)
@@ -106,11 +106,11 @@ class BatchWorker(Worker):
     def excluded_owners(self) -> AbstractSet[str]:
         return frozenset() if self.inference is None else self.inference.tokenizing.crowded_owners
 
-    def start_engine(self, source: str, name: str) -> Engine:
+    def start_engine(self, source: str) -> Engine:
         """Start the engine; block until the model is loaded. Raises StartError."""
         prevent_torch_import()
         try:
-            return Engine(engine_settings(source, self.settings, name))
+            return Engine(engine_settings(source, self.settings, parse_model(self.settings.model)[0][0]))
         except LoadError as error:
             raise StartError(error.message) from None
 

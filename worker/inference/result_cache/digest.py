@@ -2,7 +2,8 @@
 
 A score is a function of weights, tokens and options, and so is a greedy generation: that of temperature 0, or of
 top_k 1, which leaves one token to choose. Other generations are drawn anew for each job. A constrained one also depends
-on its grammar, and a classification is one forward of one item, so neither is kept.
+on its grammar, and a classification is one forward of one item, so neither is kept. What speculation proposed follows from how the
+tokens were computed, not from what they are.
 """
 
 import hashlib
@@ -40,12 +41,13 @@ def may_be_cached(request: wire.Request) -> bool:
     if not isinstance(request, wire.Generate) or not request.cache:
         return False
     is_greedy = request.temperature == 0 or request.top_k == 1 or request.max_tokens == 0
-    return is_greedy and not request.stream and not request.recompute
+    is_asked_how = request.stream or request.recompute or request.include_draft_logprobs
+    return is_greedy and not is_asked_how
 
 
 def is_kept(sequence: Sequence) -> bool:
     """True if the sequence may be given again."""
-    if sequence.classify or sequence.constraint is not None:
+    if sequence.classify or sequence.constraint is not None or sequence.reports_proposals:
         return False
     sampling = sequence.sampling
     return sampling is None or sampling.temperature == 0 or sampling.top_k == 1

@@ -31,6 +31,7 @@ from scorepool.api.routes import (
     models,
     operations,
     responses,
+    tinker,
     tokens,
     webhook_deliveries,
     webhook_endpoints,
@@ -91,7 +92,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.scorepool = state
     app.state.live_fragments = LiveFragments(lambda: state.waiting.is_closing)
-    for route in (jobs, events, models, files, batches, message_batches, responses, tokens, *WEBHOOKS, operations):
+    of_jobs = (jobs, events, models, files, batches, message_batches, responses, tokens, tinker)
+    for route in (*of_jobs, *WEBHOOKS, operations):
         app.include_router(route.router)
     for page in (overview, jobs_page, batches_page, models_page, compare, playground, docs, login):
         app.include_router(page.router)

@@ -64,6 +64,7 @@ class Admission:
             self._endpoints.check_url(request.webhook, f"{where}webhook")
         if not served and not request.wait_for_model:
             raise self._models.not_served(request.model, f"{where}model")
+        self._models.check_adapter(request, served, where)
         if served:
             _check_kind(request, served, where)
         self._check_size(request, where)

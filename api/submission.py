@@ -155,7 +155,7 @@ class Submission:
         for `ttl_s`, by default as long as the settings say. Raises Conflict, QueueFull, TooLarge, Unavailable.
         """
         with_modes = [with_default_mode(request, self._settings) for request in requests]
-        named = self._models.resolve_aliases(with_modes)
+        named = self._models.resolve_names(with_modes)
         with traced_submission(self._tracer, named, job_ids) as traceparent:
             submitted = await self._queue.submit(
                 owner,

@@ -11,7 +11,7 @@ import atexit
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -61,6 +61,7 @@ class Engine:
     model_info: ModelInfo  # of the model that is loaded now; a result's own is in its sequences
     tokenizer: Tokenizer
     chat: ChatCodec
+    adapters: Iterable[Adapter] = ()  # that sequences can name
 
     def __init__(
         self,
@@ -77,7 +78,6 @@ class Engine:
         self.load = (0, 0)  # see EngineCore.load; as of the last step
         self.stats = EngineStats()  # as of the last step
         self.is_loaded = True  # False: the weights were dropped
-        self.adapters: list[Adapter] = []  # that sequences can name
         self._settings = settings
         self._loop = loop or EngineLoop()
         self.resident = Resident(size_bytes=num_bytes)  # a share of the loop's memory
@@ -181,6 +181,13 @@ class Engine:
         It replaces one of the same name. Sequences that have the other go on with it.
         """
         return self.control(LoadAdapter(name, folder))
+
+    def model_info_of(self, adapter_name: str | None) -> ModelInfo:
+        """Return the model with the adapter that the name stands for now."""
+        if adapter_name is None:
+            return self.model_info
+        label = next((each.label for each in self.adapters if each.name == adapter_name), adapter_name)
+        return replace(self.model_info, adapter=label)
 
     def unload_adapter(self, name: str) -> Future[Adapter | None]:
         """Take an adapter away from new sequences. The future gives it; None if there was none of the name."""

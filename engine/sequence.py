@@ -184,7 +184,9 @@ class Sequence:
     model_info: ModelInfo | None = None  # the model that computed the last token of the group; set when it is done
 
     # Internal state of the engine.
-    adapter: Adapter | None = None  # what `adapter_name` stood for when the engine took the sequence
+    adapter: Adapter | None = field(
+        init=False, default=None
+    )  # what `adapter_name` stood for when the engine took the sequence
     num_computed: int = field(init=False, default=0)  # leading tokens that went through the model, or are in flight
     pooled_position: int = field(init=False)  # of the token whose hidden state is classified
     num_pauses: int = field(init=False, default=0)  # steps for which its constraint was late

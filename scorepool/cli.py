@@ -52,6 +52,15 @@ Model = Annotated[
         show_default="the demo model",
     ),
 ]
+Adapter = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="NAME[@MODEL]=FOLDER",
+        help="Load a LoRA adapter beside its model; repeatable.",
+        show_default="$SCOREPOOL_ADAPTERS",
+    ),
+]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on.", show_default="8000")]
 Uds = Annotated[
@@ -112,6 +121,7 @@ def demo() -> None:
 @app.command(rich_help_panel=START, epilog=STARTED)
 def serve(
     model: Model = None,
+    adapter: Adapter = None,
     host: Host = None,
     port: Port = None,
     uds: Uds = None,
@@ -131,6 +141,7 @@ def serve(
         dtype=dtype,
         drafts=join_drafts(draft),
         log_level=log_level,
+        adapters=join_adapters(adapter),
     )
     run("serve", lambda: commands.serve(model, environ))
 
@@ -159,6 +170,7 @@ def worker(
     model: Annotated[
         str | None, typer.Option(metavar="NAME[,ALIAS...]=FOLDER_OR_HUB_ID", help="Default: $SCOREPOOL_MODEL.")
     ] = None,
+    adapter: Adapter = None,
     webhooks: Annotated[bool, typer.Option("--webhooks", help="Deliver webhooks instead of serving a model.")] = False,
     redis_url: RedisUrl = None,
     redis_url_file: RedisUrlFile = None,
@@ -174,6 +186,7 @@ def worker(
         dtype=dtype,
         drafts=join_drafts(draft),
         log_level=log_level,
+        adapters=join_adapters(adapter),
     )
     if webhooks:
         run("worker --webhooks", lambda: commands.webhook_worker(environ, rq_options.args))
@@ -297,6 +310,13 @@ def join_drafts(drafts: list[str] | None) -> str | None:
 def to_environ(**options: str | int | None) -> dict[str, str]:
     """Translate command-line options to the environment variables that they set."""
     return {f"SCOREPOOL_{name.upper()}": str(value) for name, value in options.items() if value is not None}
+
+
+def join_adapters(adapters: list[str] | None) -> str | None:
+    """Return the setting SCOREPOOL_ADAPTERS; None if there is no option."""
+    if bad := next((each for each in adapters or () if ";" in each), None):
+        fail(f"--adapter {bad}: expected NAME[@MODEL]=FOLDER without semicolons; repeat the option for several", 2)
+    return ";".join(adapters) if adapters else None
 
 
 app.add_typer(on_files.app)

@@ -53,7 +53,16 @@ from scorepool.store.keys import (
 )
 from scorepool.store.redis_url import has_password
 from scorepool.store.sentinel import SentinelUrl
-from scorepool.store.settings import KEY_NAME, LOCAL_OWNER, Settings, SettingsError, parse_drafts, parse_model
+from scorepool.store.settings import (
+    KEY_NAME,
+    LOCAL_OWNER,
+    AdapterSpec,
+    Settings,
+    SettingsError,
+    parse_adapters,
+    parse_drafts,
+    parse_model,
+)
 from scorepool.store.webhook_secret import decode_webhook_secrets, encode_webhook_secret, webhook_secrets
 from scorepool.store.webhook_url import WebhookUrl, is_public, literal_address
 
@@ -73,6 +82,7 @@ __all__ = [
     "MEMORY_FOR_NEW",
     "TOKENS",
     "WEBHOOKS",
+    "AdapterSpec",
     "JobField",
     "Keys",
     "RqKeys",
@@ -86,6 +96,7 @@ __all__ = [
     "is_own_queue",
     "is_public",
     "literal_address",
+    "parse_adapters",
     "parse_drafts",
     "parse_model",
     "queue_name",

@@ -64,6 +64,33 @@ def parse_drafts(spec: str) -> dict[str, str]:
     return drafts
 
 
+class AdapterSpec(Struct, frozen=True):
+    """Name a LoRA adapter, the model that it belongs to, and its folder. Without a model: the only one."""
+
+    name: str
+    model: str | None
+    folder: str
+
+
+def parse_adapters(text: str) -> list[AdapterSpec]:
+    """Split `NAME[@MODEL]=FOLDER[;NAME=...]`. Raises SettingsError."""
+    specs: list[AdapterSpec] = []
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        names, _, folder = part.partition("=")
+        name, _, model = names.partition("@")
+        try:
+            for each in (name, model) if "@" in names else (name,):
+                msgspec.convert(each, ModelName)
+        except msgspec.ValidationError as error:
+            raise SettingsError(f"adapter {part!r}: expected NAME=FOLDER or NAME@MODEL=FOLDER: {error}") from None
+        if not folder:
+            raise SettingsError(f"adapter {part!r}: expected NAME=FOLDER or NAME@MODEL=FOLDER")
+        if name in [spec.name for spec in specs]:
+            raise SettingsError(f"adapter {part!r}: the name {name!r} is given twice")
+        specs.append(AdapterSpec(name, model or None, folder))
+    return specs
+
+
 class Settings(Struct, frozen=True, kw_only=True):
     """The settings. The field `api_keys` is the variable SCOREPOOL_API_KEYS."""
 
@@ -117,6 +144,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     # worker
     model: str = ""  # NAME[,ALIAS...]=FOLDER_OR_HUB_ID
+    adapters: str = ""  # NAME[@MODEL]=FOLDER[;NAME=...]: LoRA adapters to load
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     mode: Literal["default", "exact"] = "default"  # exact: bit for bit the same in any batch, slower
     tool_parser: FormatName = (

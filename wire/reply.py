@@ -150,6 +150,16 @@ class Classifier(Struct, frozen=True, kw_only=True):
     ]
 
 
+class ServedAdapter(Struct, frozen=True, kw_only=True):
+    """Describe a LoRA adapter that a worker has beside its model."""
+
+    name: str
+    fingerprint: Annotated[str, Meta(description="Hash of the adapter's settings and tensors.")]
+    path: Annotated[str, Meta(description="The folder on the worker's machine from which it was loaded.")]
+    rank: Annotated[int, Meta(description="The highest rank of its layers.")]
+    kind: Annotated[str, Meta(description='"lora" or "dora".')] = "lora"
+
+
 class ServedModel(Struct, frozen=True, kw_only=True):
     """Describe what one live worker serves. The worker writes it to Redis, where it expires with the worker."""
 
@@ -160,6 +170,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     self_test: Annotated[str, Meta(description='"passed", or how the engine works around what failed.')]
     worker: Annotated[str, Meta(description="The worker's name.")]
     aliases: Annotated[list[str], Meta(description="Other names that clients may use.")] = []
+    adapters: Annotated[list[ServedAdapter], Meta(description="LoRA adapters, whose names clients may use.")] = []
     created: Annotated[int, Meta(description="Unix time, in seconds, at which the worker had loaded the model.")] = 0
     surveyed: Annotated[
         bool | None,
@@ -178,6 +189,16 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     link: Annotated[
         WorkerLink | None, Meta(description="State at its last heartbeat. null: the worker is of an older release.")
     ] = None
+
+    @property
+    def adapter_names(self) -> list[str]:
+        """The names of its adapters."""
+        return [adapter.name for adapter in self.adapters]
+
+    @property
+    def names(self) -> list[str]:
+        """All names that a request may give as `model`: its own first."""
+        return [self.id, *self.aliases, *self.adapter_names]
 
     @property
     def takes_jobs(self) -> bool:
@@ -204,6 +225,7 @@ class Model(Struct, frozen=True, kw_only=True):
     root: Annotated[
         str, Meta(description="The name in the stamps of results. It differs from `id` if `id` is an alias.")
     ]
+    parent: Annotated[str | None, Meta(description="The model of the LoRA adapter `id`. null: `id` is a model.")] = None
     max_model_len: Annotated[int, Meta(description="Tokens of the longest context among its workers.")]
 
 

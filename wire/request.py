@@ -104,6 +104,10 @@ class Submission(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, 
         Annotated[str, Meta(min_length=1, max_length=2048, description="URL that receives an event when it ends.")]
         | None
     ) = None
+    adapter: Annotated[
+        ModelName | None,
+        Meta(description="LoRA adapter of the model that computes it. Or name it as `model`. null: the model alone."),
+    ] = None
     wait_for_model: Annotated[bool, Meta(description="Accept the job even if no live worker serves the model.")] = False
 
     def __post_init__(self) -> None:

@@ -73,7 +73,9 @@ class Provenance(Struct, frozen=True, kw_only=True, omit_defaults=True):
     fingerprint: Annotated[str, Meta(description="Hash of the weights, the configuration and the tokenizer.")]
     dtype: str
     quantization: str | None
-    adapter: str | None
+    adapter: Annotated[
+        str | None, Meta(description="Name of the LoRA adapter, `@` and the first 16 digits of its fingerprint.")
+    ]
     mode: Annotated[str, Meta(description='"default", "exact", or "one row at a time": see docs/numbers.md.')]
     backend: Annotated[str, Meta(description='Device and matrix library, such as "metal (Apple M2 Ultra)".')]
     versions: Annotated[dict[str, str], Meta(description="The versions of scorepool, mlx and mlx-lm.")]

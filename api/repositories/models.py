@@ -71,12 +71,15 @@ class Models:
         its worker may just have started.
         """
         wanted = set(names)
-        known = {name for model in (*self._live, *self._recent) for name in (model.id, *model.aliases)}
+        known = {name for model in (*self._live, *self._recent) for name in model.names}
         await self._shared.since(clock_s() if not wanted <= known else clock_s() - FRESH_S)
         return {name: self._named(name) for name in wanted}
 
     async def find(self, name: str | None) -> wire.ServedModel:
-        """Return what serves the name, or the only served model if None. Raises ModelNotServed, BadRequest."""
+        """Return what serves the name, or the only served model if None. Raises ModelNotServed, BadRequest.
+
+        That of an adapter has the adapter's name, which `resolve_names` replaces.
+        """
         if name is None:
             await self.live()
             names = self.names or sorted(model.id for model in self._recent)
@@ -86,12 +89,32 @@ class Models:
         served = (await self.serving([name]))[name]
         if not served:
             raise self.not_served(name)
-        return served[0]
+        is_adapter = name not in (served[0].id, *served[0].aliases)
+        return replace(served[0], id=name) if is_adapter else served[0]
 
     async def is_live(self, name: str) -> bool:
         """True if a live worker serves the name or alias now."""
         await self.live()
         return any(name in (model.id, *model.aliases) for model in self._live)
+
+    def check_adapter(self, request: wire.Request, served: Sequence[wire.ServedModel], where: str) -> None:
+        """Check that all entries of the request's model have the adapter that it names. Raises ModelNotServed."""
+        if request.adapter is None or not served:
+            return
+        missing = next((model for model in served if request.adapter not in model.adapter_names), None)
+        if missing is not None:
+            names = sorted(set.intersection(*(set(model.adapter_names) for model in served)))
+            raise ModelNotServed(
+                f"{where}adapter: the worker {missing.worker} of {missing.id!r} has no adapter {request.adapter!r}; "
+                f"adapters of all its workers: {', '.join(names) or 'none'}",
+                f"{where}adapter",
+            )
+        if request.model in served[0].adapter_names and request.model != request.adapter:
+            raise BadRequest(
+                f"{where}adapter: `model` names the adapter {request.model!r}, expected no other one, found "
+                f"{request.adapter!r}",
+                f"{where}adapter",
+            )
 
     async def close(self) -> None:
         """End a read that is under way."""
@@ -109,22 +132,30 @@ class Models:
         return found
 
     def live_by_name(self) -> dict[str, list[wire.ServedModel]]:
-        """Return the entries of the live models read last, by each name and then each alias that clients may use."""
+        """Return the entries of the live models read last, by each name that clients may use."""
         aliases = sorted({alias for model in self._live for alias in model.aliases})
-        return {name: _entries_of(name, self._live) for name in (*self.names, *aliases)}
+        adapters = sorted({name for model in self._live for name in model.adapter_names})
+        found = {name: _entries_of(name, self._live) for name in (*self.names, *aliases, *adapters)}
+        return {name: entries for name, entries in found.items() if entries}
 
-    def resolve_aliases(self, requests: Sequence[wire.Request]) -> list[wire.Request]:
-        """Replace aliases by the models' own names, whose queues their workers drain first, by the models read last."""
-        models = (*self._live, *self._recent)
-        own_names = {alias: self._named(alias)[0].id for model in models for alias in model.aliases}
-        return [
-            replace(request, model=own_names[request.model]) if request.model in own_names else request
-            for request in requests
-        ]
+    def resolve_names(self, requests: Sequence[wire.Request]) -> list[wire.Request]:
+        """Replace aliases and adapters' names by the models' own names, by the models read last.
+
+        Their workers drain the queues of these names.
+        """
+        return [self._resolve_name(request) for request in requests]
+
+    def _resolve_name(self, request: wire.Request) -> wire.Request:
+        served = self._named(request.model)
+        if not served or served[0].id == request.model:
+            return request
+        if request.model in served[0].aliases:
+            return replace(request, model=served[0].id)
+        return replace(request, model=served[0].id, adapter=request.model)
 
     def not_served(self, name: str, field: str = "model") -> ModelNotServed:
         """Build the error for a model that no worker serves, with the names and aliases that can be asked for."""
-        names = [name for model in self.names for name in (model, *self._aliases(model))]
+        names = [name for model in self.names for name in (model, *self._aliases(model), *self._adapters(model))]
         served = f"live models: {', '.join(names)}" if names else "no worker is live"
         return ModelNotServed(
             f"{field}: no live worker serves {name[:128]!r}; {served}. "
@@ -136,6 +167,11 @@ class Models:
         """Return the other names of a live model."""
         return sorted({alias for model in self._live if model.id == name for alias in model.aliases})
 
+    def _adapters(self, name: str) -> list[str]:
+        """Return the adapters that all workers of a live model have."""
+        found = [set(model.adapter_names) for model in self._live if model.id == name]
+        return sorted(set.intersection(*found)) if found else []
+
     @property
     def names(self) -> list[str]:
         """Return the names of the live models read last, without aliases."""
@@ -145,7 +181,14 @@ class Models:
 def _entries_of(name: str, models: Sequence[wire.ServedModel]) -> list[wire.ServedModel]:
     """Return the entries of the one model that a name stands for. `models` is ordered by the models' own names.
 
-    A model's own name comes before another model's alias; of two models with one alias, the first is meant.
+    A model's own name comes before another model's alias, and both before an adapter's name; of two models with one
+    alias, the first is meant. An adapter is served only if all workers of its model have it: they share the queue.
     """
     ids = [model.id for model in models if name == model.id] or [model.id for model in models if name in model.aliases]
-    return [model for model in models if ids and model.id == ids[0]]
+    if ids:
+        return [model for model in models if model.id == ids[0]]
+    for base in dict.fromkeys(model.id for model in models if name in model.adapter_names):
+        entries = [model for model in models if model.id == base]
+        if all(name in model.adapter_names for model in entries):
+            return entries
+    return []

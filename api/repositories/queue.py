@@ -252,6 +252,10 @@ _LATER_FIELDS: dict[str, object] = {
     "packed": False,
     "on_item_error": "fail",
     "truncate": None,
+    "adapter": None,
+    "cache": True,
+    "cache_salt": None,
+    "include_draft_logprobs": False,
 }
 
 

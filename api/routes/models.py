@@ -50,6 +50,7 @@ def to_model(name: str, served: Sequence[wire.ServedModel]) -> wire.Model:
     return wire.Model(
         id=name,
         root=served[0].id,
+        parent=None if name in (served[0].id, *served[0].aliases) else served[0].id,
         created=min(entry.created for entry in served),
         max_model_len=max(entry.context_length for entry in served),
     )

@@ -200,7 +200,8 @@ class Scheduler:
             if self.chunked_prefill is not None and self.chunked_prefill.fills_prefix in missing:
                 return
             for prefix in missing:
-                internal = Sequence(token_ids=prefix.token_ids, share=sequence.share, adapter=sequence.adapter)
+                internal = Sequence(token_ids=prefix.token_ids, share=sequence.share)
+                internal.adapter = sequence.adapter
                 yield Slice.prefill(internal, cached, fills_prefix=prefix)
                 cached = prefix
         yield Slice.prefill(sequence, cached)

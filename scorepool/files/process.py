@@ -121,7 +121,7 @@ async def choose_models(url: str, api_key: str, names: Sequence[str]) -> list[Mo
         raise ServerError(str(error)) from None
     workers: dict[str, list[wire.ServedModel]] = {}
     for served in models:
-        for name in (served.id, *served.aliases):
+        for name in served.names:
             workers.setdefault(name, []).append(served)
     ids = {served.id for served in models}
     chosen = names or (list(ids) if len(ids) == 1 else [])
@@ -195,7 +195,7 @@ async def warn_without_workers(client: AsyncClient, names: Sequence[str]) -> Non
     while True:
         await asyncio.sleep(CHECK_WORKERS_EVERY_S)
         with suppress(Unreachable, ScorepoolError, NotScorepool):
-            served = {name for model in await client.models() for name in (model.id, *model.aliases)}
+            served = {name for model in await client.models() for name in model.names}
             for name in sorted({*names} - served - absent):
                 logger.warning("no worker serves %s now: its rows wait for one, which may be started at any time", name)
             absent = {*names} - served

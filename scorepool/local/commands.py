@@ -79,6 +79,7 @@ def serve(models: list[str] | None, environ: dict[str, str]) -> int:
     if len(set(names)) < len(names):
         raise CommandError("--model: the same NAME is given twice")
     check_drafts(settings, names)
+    check_adapters(settings, names, len(specs))
     given = merge(environ)
     url = settings.redis_url if given.keys() & {"SCOREPOOL_REDIS_URL", "SCOREPOOL_REDIS_URL_FILE"} else ""
     if url:
@@ -110,6 +111,23 @@ def check_drafts(settings: store.Settings, names: Sequence[str]) -> None:
     if unknown := drafts.keys() - set(names):
         expected = f"expected one of the models that are served: {', '.join(names)}"
         raise CommandError(f"--draft names {min(unknown)!r}; {expected}")
+
+
+def check_adapters(settings: store.Settings, names: Sequence[str], num_models: int) -> None:
+    """Check that each adapter belongs to one of the models, and that its name is free. Raises CommandError."""
+    try:
+        specs = store.parse_adapters(settings.adapters)
+    except store.SettingsError as error:
+        raise CommandError(str(error)) from None
+    for spec in specs:
+        if spec.model is None and num_models > 1:
+            raise CommandError(
+                f"--adapter {spec.name}={spec.folder}: several models are served, so say which as {spec.name}@MODEL=..."
+            )
+        if spec.model is not None and spec.model not in names:
+            raise CommandError(f"--adapter {spec.name}@{spec.model}: expected one of the models {', '.join(names)}")
+        if spec.name in names:
+            raise CommandError(f"--adapter {spec.name}: the name is taken by a model; choose another")
 
 
 @ends_in_log("api")

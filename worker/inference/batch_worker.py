@@ -19,13 +19,19 @@ from scorepool.worker.claims.link_report import LinkReport
 from scorepool.worker.engine_settings import engine_settings
 from scorepool.worker.inference.budget import EVERY_S as BUDGET_EVERY_S
 from scorepool.worker.inference.budget import Budget
+from scorepool.worker.inference.configured_adapters import configured_adapters, load_adapters
 from scorepool.worker.inference.crosscheck_mail import CrosscheckMail
 from scorepool.worker.inference.crosschecker import Crosschecker
 from scorepool.worker.inference.engine_errors import map_engine_error
 from scorepool.worker.inference.engine_rates import RateWindow
 from scorepool.worker.inference.prefix_tokens import PrefixTokens
 from scorepool.worker.inference.provenance import provenance_of
-from scorepool.worker.inference.registration import WorkerRegistration, configured_model, served_model_of
+from scorepool.worker.inference.registration import (
+    WorkerRegistration,
+    configured_model,
+    served_adapters,
+    served_model_of,
+)
 from scorepool.worker.inference.result_cache.cache_store import CacheStore
 from scorepool.worker.inference.result_cache.result_cache import ResultCache
 from scorepool.worker.inference.run_inference import InferenceRunner
@@ -55,11 +61,13 @@ class BatchWorker(Worker):
     def open(self) -> None:
         (model, *aliases), source = configured_model(self.settings, self.queue_names())
         self.engine = self.start_engine(source)
+        load_adapters(self.engine, configured_adapters(self.settings, [model, *aliases]))
         self.budget = Budget(self.engine) if self.settings.adapt_budget else None
         provenance = provenance_of(model, self.engine.model_info)
         served_model = served_model_of(provenance, self.engine.model_info, self.engine.chat, self.name, aliases)
         link_report = LinkReport(self.plan, self.exchanger.link_speed, self.leases)
         registration = WorkerRegistration(served_model, link_report.read, self.settings.model_grace_s, self.read_load)
+        registration.read_adapters = partial(served_adapters, self.engine)
         if self.settings.crosscheck:
             self.crosschecker = self.start_crosschecks(self.engine, model, registration)
         self.registration = registration  # from now on each heartbeat shows the model

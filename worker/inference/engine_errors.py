@@ -2,7 +2,7 @@
 
 engine                                    worker.rq
 
-InvalidRequest                            JobError invalid
+InvalidRequest                            JobError invalid; of an adapter that is not loaded with the field
 ContextLengthExceeded                     JobError too_long
 NonFiniteLogits                           JobError numeric
 ReloadError                               StartError: the process ends, and its jobs go back
@@ -16,6 +16,7 @@ from scorepool.engine.errors import (
     InvalidRequest,
     NonFiniteLogits,
     ReloadError,
+    UnknownAdapter,
 )
 from scorepool.wire import Failure
 from scorepool.worker.rq.errors import FatalError, JobError, StartError
@@ -27,6 +28,8 @@ def map_engine_error(error: BaseException, has_items: bool = False) -> BaseExcep
     `has_items`: the sequences of the job are its items, so the one at fault is named as an item.
     """
     match error:
+        case UnknownAdapter(message=message):
+            return JobError(Failure(code="invalid", message=f"adapter: {message}", field="adapter"))
         case InvalidRequest(message=message):
             return JobError(Failure(code="invalid", message=message))
         case ContextLengthExceeded(message=message, field=field):

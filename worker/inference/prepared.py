@@ -46,5 +46,6 @@ class PreparedSequence:
             score_from=sequence.num_input_tokens,
             temperature=sequence.temperature,
             share=sequence.share,
+            adapter_name=sequence.adapter_name,
         )
         return dataclasses.replace(self, recomputed=recomputed)

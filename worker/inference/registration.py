@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 from redis.client import Pipeline
 
-from scorepool.engine import ChatCodec, ModelInfo
+from scorepool.engine import ChatCodec, Engine, ModelInfo
 from scorepool.store import Keys, Settings, SettingsError, parse_model, queue_names
 from scorepool.wire import (
     Classifier,
     CrosscheckStatus,
     EngineLoad,
     Provenance,
+    ServedAdapter,
     ServedModel,
     TokenizerInfo,
     WorkerLink,
@@ -60,6 +61,14 @@ def _classifier_of(model_info: ModelInfo) -> Classifier | None:
     return None if found is None else Classifier(labels=list(found.labels), activation=found.activation)
 
 
+def served_adapters(engine: Engine) -> list[ServedAdapter]:
+    """Describe the adapters that jobs can name now."""
+    return [
+        ServedAdapter(name=each.name, fingerprint=each.fingerprint, path=each.folder, rank=each.rank, kind=each.kind)
+        for each in engine.adapters
+    ]
+
+
 class WorkerRegistration:
     """Keep what this worker serves in Redis: as live while the worker is, and as recent for `model_grace_s` after.
 
@@ -76,6 +85,7 @@ class WorkerRegistration:
         self.served_model = served_model
         self.read_link = read_link
         self.read_load = read_load
+        self.read_adapters: Callable[[], list[ServedAdapter]] = list
         self.model_grace_s = model_grace_s
 
     def show_crosscheck(self, status: CrosscheckStatus) -> None:
@@ -86,7 +96,7 @@ class WorkerRegistration:
         """Write the registration, which lasts for one and a half leases. Due with every heartbeat."""
         worker, model, link = self.served_model.worker, self.served_model.id, self.read_link()
         ttl_s = 1.5 * link.lease_s
-        packed = encode(replace(self.served_model, link=link, load=self.read_load()))
+        packed = encode(replace(self.served_model, link=link, load=self.read_load(), adapters=self.read_adapters()))
         pipeline.set(Keys.served_model(worker), packed, px=int(ttl_s * 1000))
         pipeline.zadd(Keys.models, {worker: REDIS_CLOCK.now_s() + ttl_s})
         if self.model_grace_s and self.served_model.takes_jobs:

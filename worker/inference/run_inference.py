@@ -101,7 +101,7 @@ class InferenceRunner:
     def _finish(self, job: Job, run: "InferenceRun", prepared: list[PreparedSequence]) -> wire.Result:
         result = run.result or self._build(run.request, prepared)
         job.work = max(1.0, work_of(result, prepared))
-        is_computed = not result.stamp.cached_items
+        is_computed = not result.stamp.cached_items and run.request.adapter is None  # others have other adapters
         if self.crosschecker is not None and isinstance(run.request, wire.Score) and is_computed:
             self.crosschecker.offer(job, prepared, run.request.temperature, result)
         return result
@@ -197,6 +197,8 @@ class InferenceRun:
 
     def _start(self, prepared: list[PreparedSequence]) -> None:
         """Add the tokenized request to the engine. Errors end the job."""
+        for each in prepared:
+            each.sequence.adapter_name = self.request.adapter
         if isinstance(self.request, wire.Tokenize):
             self._end(prepared)
             return

@@ -108,7 +108,7 @@ class ScorepoolLM(TemplateLM):
     def _find(self, name: str) -> list[wire.ServedModel]:
         """Return the live workers that serve a model. Raises NotServed."""
         served = self._client.models()
-        if found := [worker for worker in served if name in (worker.id, *worker.aliases)]:
+        if found := [worker for worker in served if name in worker.names]:
             return found
         names = ", ".join(sorted({worker.id for worker in served})) or "no model"
         raise NotServed(f"model={name}: {self._client.url} serves {names}")

@@ -72,7 +72,8 @@ class ResultCache:
     def add(self, sequences: list[Sequence], owner: str, cache_salt: str | None) -> CachedGroup:
         """Give each sequence its values. The group's future ends as that of `Engine.add` does. Raises EngineError."""
         self._engine.check(sequences)
-        group = CachedGroup(sequences, self._engine.model_info, num_open=len(sequences))
+        info = self._engine.model_info_of(sequences[0].adapter_name)
+        group = CachedGroup(sequences, info, num_open=len(sequences))
         keys = list(digests(sequences, group.info, owner, cache_salt))
         to_compute: list[Sequence] = []
         to_look_up: dict[bytes, Sequence] = {}

@@ -1,0 +1,200 @@
+"""Adapters by name through the whole stack: every dialect, the numbers of peft, and 404 for a name that is unknown."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from scorepool import Client, Result, ScorepoolError
+from scorepool.local.demo import free_port
+from scorepool.local.stack import Stack
+from tests.engine.adapters import oracle_with, save_adapter
+from tests.engine.oracle import Oracle
+from tests.tiny_models import TinyModels
+from tests.tiny_tokenizer import BOS
+
+PROMPT, COMPLETION = [BOS, 20, 30, 40], [50, 60, 70]
+
+
+@pytest.fixture(scope="module")
+def folders(tiny_models: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {
+        name: save_adapter(tiny_models("llama"), tmp_path_factory.mktemp(name), seed)
+        for seed, name in enumerate(("sql", "style"))
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(folders: dict[str, Path], tiny_models: TinyModels) -> dict[str, list[float]]:
+    """Return the logprobs of the completion by name, as peft computes them."""
+    base = tiny_models("llama")
+    oracles = {"llama": Oracle(base)} | {name: oracle_with(base, folder) for name, folder in folders.items()}
+    token_ids = PROMPT + COMPLETION
+    rows = {name: oracle.logprobs(token_ids) for name, oracle in oracles.items()}
+    return {
+        name: [float(row[place - 1, token_ids[place]]) for place in range(len(PROMPT), len(token_ids))]
+        for name, row in rows.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def stack(
+    folders: dict[str, Path], tiny_models: TinyModels, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
+    state = tmp_path_factory.mktemp("stack")
+    environ = {
+        "SCOREPOOL_PORT": str(free_port()),
+        "SCOREPOOL_REDIS_APPENDFSYNC": "everysec",
+        "SCOREPOOL_RESULT_CACHE_BYTES": None,  # the default
+        "SCOREPOOL_ADAPTERS": ";".join(f"{name}={folder}" for name, folder in folders.items()),
+    }
+    model = f"llama,other={tiny_models('llama')}"
+    with Stack([model], state=state, environ=environ, logs=state / "logs") as stack:
+        yield stack
+
+
+@pytest.fixture
+def client(stack: Stack) -> Iterator[Client]:
+    with Client(stack.url) as client:
+        yield client
+
+
+@pytest.fixture
+def http(stack: Stack) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=stack.url, timeout=60) as http:
+        yield http
+
+
+def test_native_jobs_name_an_adapter_as_model_or_beside_it(client: Client, expected: dict[str, list[float]]):
+    items = [(PROMPT, COMPLETION)]
+    asked = [
+        ("llama", "llama", {}),
+        ("sql", "sql", {}),
+        ("sql", "llama", {"adapter": "sql"}),
+        ("style", "other", {"adapter": "style"}),
+        ("style", "style", {"adapter": "style"}),
+        ("sql", "sql", {}),  # from the cache
+        ("llama", "llama", {}),
+    ]
+
+    for name, model, options in asked:
+        result = client.score(model, items, **options)
+
+        assert result.sequences[0].logprobs == pytest.approx(expected[name], abs=1e-4)
+        assert result.stamp.model == "llama"
+        assert (result.stamp.adapter or "llama").partition("@")[0] == name
+
+
+def scored_from_cache(client: Client, name: str, items: list[tuple[list[int], list[int]]]) -> Result:
+    """Score it until the result is one of the cache, which is written a little after a job's end."""
+    deadline = time.monotonic() + 30
+    while not (result := client.score(name, items)).stamp.cached:
+        assert time.monotonic() < deadline
+    return result
+
+
+def test_the_cache_gives_no_result_of_another_adapter(client: Client):
+    items = [([BOS, 9, 8], [7, 6])]
+
+    first = {name: client.score(name, items) for name in ("llama", "sql", "style")}
+    again = {name: scored_from_cache(client, name, items) for name in ("style", "llama", "sql")}
+
+    for name in first:
+        assert not first[name].stamp.cached
+        assert again[name].sequences[0].logprobs == first[name].sequences[0].logprobs
+        assert again[name].stamp.adapter == first[name].stamp.adapter
+
+
+def test_models_are_listed_with_their_adapters(http: httpx.Client, folders: dict[str, Path]):
+    listed = http.get("/v1/models").json()
+
+    found = {each["id"]: (each["root"], each["parent"]) for each in listed["data"]}
+    assert found == {
+        "llama": ("llama", None),
+        "other": ("llama", None),
+        "sql": ("llama", "llama"),
+        "style": ("llama", "llama"),
+    }
+    adapters = {each["name"]: each for each in listed["models"][0]["adapters"]}
+    assert adapters["sql"]["path"] == str(folders["sql"])
+    assert adapters["sql"]["rank"] == 8
+    assert http.get("/v1/models/sql").json()["parent"] == "llama"
+
+
+@pytest.mark.parametrize("name", ["llama", "sql", "style"])
+def test_other_dialects_take_the_name_of_an_adapter(
+    name: str, http: httpx.Client, stack: Stack, expected: dict[str, list[float]]
+):
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="-") as sdk:
+        completion = sdk.completions.create(
+            model=name, prompt=PROMPT + COMPLETION, max_tokens=1, echo=True, logprobs=1, temperature=0
+        )
+    assert completion.choices[0].logprobs.token_logprobs[4:7] == pytest.approx(expected[name], abs=1e-4)
+    assert completion.model == name
+
+    tokens = http.post(
+        "/inference/v1/generate",
+        json={
+            "model": name,
+            "token_ids": PROMPT + COMPLETION,
+            "sampling_params": {"max_tokens": 1, "temperature": 0, "prompt_logprobs": 0},
+        },
+    )
+    assert tokens.status_code == 200, tokens.text
+    prompt_logprobs = tokens.json()["prompt_logprobs"][4:]
+    found = [each[str(token_id)]["logprob"] for each, token_id in zip(prompt_logprobs, COMPLETION, strict=True)]
+    assert found == pytest.approx(expected[name], abs=1e-4)
+
+
+def test_lines_of_a_batch_name_adapters(client: Client, expected: dict[str, list[float]]):
+    body = {"prompt": PROMPT + COMPLETION, "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0}
+    names = ["llama", "sql", "style", "sql"]
+    lines = [
+        {"custom_id": str(index), "method": "POST", "url": "/v1/completions", "body": {"model": name, **body}}
+        for index, name in enumerate(names)
+    ]
+    file = client.upload_file("\n".join(map(json.dumps, lines)).encode())
+    batch = client.wait_for_batch(client.create_batch(file.id, endpoint="/v1/completions").id)
+
+    results = {}
+    for line in client.file_lines(batch.output_file_id):
+        decoded = json.loads(line)
+        results[int(decoded["custom_id"])] = decoded["response"]["body"]
+    for index, name in enumerate(names):
+        logprobs = results[index]["choices"][0]["logprobs"]["token_logprobs"]
+        assert logprobs[4:7] == pytest.approx(expected[name], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/jobs", {"type": "score", "model": "gone", "items": [{"prompt": "a", "completion": "b"}]}, "model"),
+        (
+            "/v1/jobs",
+            {"type": "score", "model": "llama", "adapter": "gone", "items": [{"prompt": "a", "completion": "b"}]},
+            "adapter",
+        ),
+        ("/v1/completions", {"model": "gone", "prompt": "a"}, "model"),
+        ("/v1/chat/completions", {"model": "gone", "messages": [{"role": "user", "content": "a"}]}, "model"),
+    ],
+)
+def test_an_unknown_adapter_is_404(http: httpx.Client, path: str, body: dict[str, object], field: str):
+    reply = http.post(path, json=body)
+
+    assert reply.status_code == 404
+    error = reply.json()["error"]
+    assert error["param"] == field
+    assert "'gone'" in error["message"]
+    assert "sql, style" in error["message"]
+
+
+def test_two_different_adapters_in_one_request_are_refused(client: Client):
+    with pytest.raises(ScorepoolError) as refused:
+        client.score("sql", [(PROMPT, COMPLETION)], adapter="style")
+
+    assert refused.value.status == 400
+    assert "`model` names the adapter 'sql', expected no other one, found 'style'" in refused.value.message

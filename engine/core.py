@@ -19,7 +19,7 @@ from scorepool.engine.group import Group, WeightsSwitch
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.scheduling.kv_budget import KVBudget
 from scorepool.engine.scheduling.prefill_pace import PrefillPace
-from scorepool.engine.scheduling.prefix_cache import PrefixCache
+from scorepool.engine.scheduling.prefix_cache import PrefixCache, Store
 from scorepool.engine.scheduling.proposals import Draft, DraftSource, NgramSource, ProposalSource
 from scorepool.engine.scheduling.scheduler import SHARE_BESIDE_DECODING, Scheduler
 from scorepool.engine.scheduling.slice import SchedulerOutput, SliceResult
@@ -41,6 +41,10 @@ class Runner(Protocol):
     chat: ChatCodec
     can_share: bool  # sequences can continue from a prefix that was computed for several
     can_speculate: bool  # a step can verify proposed tokens
+
+    @property
+    def prefix_store(self) -> Store | None:
+        """The store of computed prefixes, if there is one. It ends with the runner."""
 
     @property
     def draft(self) -> Draft | None:
@@ -173,6 +177,8 @@ class EngineCore:
         self._commit(previous)
         if output.is_empty and previous is None and may_wait:
             self._wait_for_paused()
+        if self.prefix_cache is not None and not self.has_work:
+            self.prefix_cache.store_one()
         self._switch_if_ready()
 
     def set_budget(self, share: float) -> None:
@@ -218,6 +224,8 @@ class EngineCore:
         runner.tokenizer, runner.chat = closed.tokenizer, closed.chat  # those that the callers use
         self.runner = runner
         self.is_loaded = True
+        if self.prefix_cache is not None:
+            self.prefix_cache.store = runner.prefix_store
         self._move_adapters(closed)
 
     def stage_weights(self, folder: str, version: int) -> ModelInfo:
@@ -291,7 +299,9 @@ class EngineCore:
     def _start_scheduling(self, runner: Runner) -> None:
         """Begin with an empty scheduler and an empty prefix cache."""
         settings = self._settings
-        self.prefix_cache = PrefixCache(settings.prefix_cache_bytes) if runner.can_share else None
+        self.prefix_cache = None
+        if runner.can_share:
+            self.prefix_cache = PrefixCache(settings.prefix_cache_bytes, store=runner.prefix_store)
         kv_budget = KVBudget(settings.max_running_rows, runner.model_info.max_cached_tokens)
         pace = PrefillPace(settings.prefill_ms / 1000, settings.max_batch_tokens // SHARE_BESIDE_DECODING)
         self.scheduler = Scheduler(

@@ -16,6 +16,8 @@ class EngineSettings:
     max_batch_tokens: int = 2048  # in a step: prompt tokens of its prefill, and one per decoding sequence
     prefill_ms: int = 250  # of a step beside decoding sequences, at most: their next tokens wait no longer for it
     max_running_rows: int = 32  # sequences that hold a KV cache between steps
+    prefix_disk_bytes: int = 0  # of files that keep such KV caches beyond the engine's end; 0: none
+    prefix_folder: str | None = None  # of these files
     prefix_cache_bytes: int = 2**30  # for the KV caches of prompts that several sequences begin with
     memory_bytes: int | None = None  # for weights and caches; None: four fifths of the memory of the machine
     adapters: tuple[tuple[str, str], ...] = ()  # LoRA adapters to load: name and folder of each
@@ -39,6 +41,11 @@ class EngineSettings:
             raise ValueError(
                 f"speculation is {self.speculation!r} and draft is {self.draft!r}; "
                 "speculation 'draft' and a draft model need each other"
+            )
+        if self.prefix_disk_bytes < 0 or (self.prefix_disk_bytes and self.prefix_folder is None):
+            raise ValueError(
+                f"prefix_disk_bytes is {self.prefix_disk_bytes} and prefix_folder {self.prefix_folder!r}; expected at "
+                "least 0, and a folder if it is more"
             )
         if self.prefix_cache_bytes < 0:
             raise ValueError(f"prefix_cache_bytes is {self.prefix_cache_bytes}, and must be at least 0")

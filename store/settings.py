@@ -155,6 +155,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_jobs_in_flight: Count = 512  # and results that wait to be recorded; the worker claims as few as it needs
     max_batch_tokens: Count = 2048
     prefill_ms: Annotated[int, Meta(ge=1, le=600_000)] = 250  # that prompts add to a step beside decoding sequences
+    prefix_disk_bytes: Annotated[int, Meta(ge=0)] = 0  # of files that keep such KV caches beyond a restart; 0: none
     prefix_cache_bytes: Annotated[int, Meta(ge=0)] = 2**30  # of KV caches of prompts that several jobs begin with
     memory_bytes: Annotated[int, Meta(ge=0)] = 0  # for weights and caches; 0: four fifths of what the machine has
     max_running_rows: Count = 32

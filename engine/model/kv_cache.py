@@ -13,6 +13,7 @@ To support a new kind of cache, change `can_be_shared`, `_compact`, `_as_shared`
 from collections.abc import Iterable
 from copy import copy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -25,7 +26,9 @@ from mlx_lm.models.cache import (
     ChunkedKVCache,
     KVCache,
     RotatingKVCache,
+    load_prompt_cache,
     make_prompt_cache,
+    save_prompt_cache,
 )
 
 SPARE_PADDING = 64  # tokens of left padding common to all rows, which are dropped: a copy costs more than a few
@@ -88,6 +91,22 @@ def compact(cache: Cache) -> Cache:
     The original must not be used afterwards.
     """
     return [_compact(layer) for layer in cache]
+
+
+def save(path: Path, cache: Cache, last_hidden: mx.array) -> None:
+    """Write a cache, and the hidden state [1, width] of its last token, as a file of safetensors. Waits for both."""
+    last = ArraysCache(1)
+    last[0] = last_hidden
+    save_prompt_cache(str(path), [*cache, last])
+
+
+def load(path: Path, kinds: list[object]) -> tuple[Cache, mx.array]:
+    """Read what `save` has written. Raises ValueError for a cache of layers of other kinds."""
+    *cache, last = load_prompt_cache(str(path))
+    if [*map(kind_of, cache)] != kinds or type(last) is not ArraysCache:
+        raise ValueError("its layers are not those of the model")
+    mx.eval(arrays(cache), last[0])  # read now, while the file is there
+    return cache, last[0]
 
 
 def merge(caches: list[Cache]) -> Cache:

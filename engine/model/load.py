@@ -8,6 +8,7 @@ from scorepool.engine.model import blas
 
 _BLAS = blas.load()
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from scorepool.engine.model import (
     activations,
     checkpoint,
     classifier,
+    kv_cache,
     memory_budget,
     pushed_weights,
     rope,
@@ -36,6 +38,7 @@ from scorepool.engine.model.classifier_runner import ClassifierRunner
 from scorepool.engine.model.config import Config, load_raw_config
 from scorepool.engine.model.contradictions import refuse_contradictions, refuse_small_vocabulary
 from scorepool.engine.model.draft import DraftModel
+from scorepool.engine.model.prefix_store import PrefixStore
 from scorepool.engine.model.runner import ModelRunner
 from scorepool.engine.model_info import ModelInfo, Verification
 from scorepool.engine.settings import EngineSettings
@@ -99,7 +102,19 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
         return ClassifierRunner(batch, head, model_info, chat.tokenizer, chat)
     adapters = AdapterHost(split, model, Path(settings.weights_folder or folder))
     draft = draft if batch.can_speculate else None
-    return ModelRunner(batch, split, model_info, chat.tokenizer, chat, adapters, draft)
+    store = _open_prefix_store(settings, model_info, model) if batch.can_share else None
+    return ModelRunner(batch, split, model_info, chat.tokenizer, chat, adapters, draft, store)
+
+
+def _open_prefix_store(settings: EngineSettings, model_info: ModelInfo, model: Any) -> PrefixStore | None:
+    """Open the files of the model's computed prefixes, if settings give them room."""
+    if not settings.prefix_disk_bytes:
+        return None
+    names = ("fingerprint", "dtype", "quantization", "mode", "backend", "versions")
+    identity = json.dumps([getattr(model_info, name) for name in names], sort_keys=True)
+    with as_load_error(f"prefix_folder {settings.prefix_folder!r} cannot be used"):
+        kinds = [*map(kv_cache.kind_of, kv_cache.new(model))]
+        return PrefixStore(Path(str(settings.prefix_folder)), settings.prefix_disk_bytes, identity, kinds)
 
 
 def _load_draft(settings: EngineSettings, tokenizer: Tokenizer, vocab_size: int) -> tuple[Any, DraftModel]:

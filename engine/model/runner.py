@@ -19,6 +19,7 @@ from scorepool.engine.model.adapters.host import AdapterHost
 from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.model.batch import BatchRunner
 from scorepool.engine.model.draft import DraftModel
+from scorepool.engine.model.prefix_store import PrefixStore
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.sampling.logprobs import PendingLogprobs, TokenLogprobs, compute_logprobs, split_rows
 from scorepool.engine.sampling.next_token import find_late
@@ -53,6 +54,7 @@ class ModelRunner:
         chat: ChatCodec,
         adapters: AdapterHost | None = None,
         draft: DraftModel | None = None,
+        prefix_store: PrefixStore | None = None,
     ) -> None:
         """Start without sequences. Without `adapters`, none can be loaded. `draft` proposes tokens."""
         self.model_info = model_info
@@ -62,6 +64,7 @@ class ModelRunner:
         self.can_speculate = batch.can_speculate
         self._adapters = adapters
         self.draft = draft
+        self.prefix_store = prefix_store
         self._batch = batch
         self._head = backbone_and_head
         self._token_ids = mx.array([], dtype=mx.int32)  # of all rows of the last launch
@@ -156,6 +159,8 @@ class ModelRunner:
         del self._batch, self._head, self._token_ids
         if self.draft is not None:
             self.draft.close()
+        if self.prefix_store is not None:
+            self.prefix_store.close()
         self._sampled_rows.clear()
         self._paused_rows.clear()
         gc.collect()  # modules refer to each other

@@ -11,15 +11,19 @@ A prefix is computed once two sequences have begun with it, together or one afte
 once costs no memory. Computed prefixes are kept within `max_bytes`; the least recently used is evicted first. No cache
 is ever rolled back, because recurrent caches and sliding windows cannot be: a sequence continues from the end of a
 computed prefix, or computes all of it. Each adapter has a tree of its own, because its caches are others.
+
+A store keeps computed prefixes of the base model beyond that: a prefix that it holds is loaded instead of computed. It
+gets one when the engine has nothing else to do, and those that are evicted.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 from scorepool.engine.adapter import Adapter
 from scorepool.engine.sequence import Sequence
 
 MIN_TOKENS = 16  # a shorter prefix is not worth a forward pass of its own
 MIN_SAVED_TOKENS = 64  # over all sequences that were seen to begin with the prefix
+MIN_STORED_TOKENS = 256  # a shorter prefix is computed sooner than it is read
 MAX_TREE_TOKENS = 1_000_000  # in the tree; beyond it the oldest paths are removed
 
 
@@ -31,6 +35,7 @@ class Prefix:
         "children",
         "edge",
         "is_computed",
+        "is_stored",
         "last_hidden",
         "length",
         "num_bytes",
@@ -47,6 +52,7 @@ class Prefix:
         self.num_sequences = 0
         self.num_waiting = 0  # of these sequences, not yet in a step
         self.is_computed = False  # True from the moment that its last slice is scheduled
+        self.is_stored = False  # the store has it
         # Set by the batch when the computation is launched: the KV cache that sequences continue from, its size, and
         # the hidden state of the last token, which predicts what follows.
         self.cache: Any = None
@@ -70,12 +76,26 @@ class Prefix:
         return found[::-1]
 
 
+class Store(Protocol):
+    """Keeps computed prefixes outside of memory: see model/prefix_store.py."""
+
+    def longest(self, token_ids: list[int]) -> int:
+        """Return the length of the longest beginning of these tokens that can be loaded; 0 if there is none."""
+
+    def load(self, prefix: Prefix) -> bool:
+        """Give a prefix its cache, size and last hidden state. Return False if they are not there any more."""
+
+    def save(self, prefix: Prefix) -> None:
+        """Keep what a computed prefix holds."""
+
+
 class PrefixCache:
     """The tree, the sequences that wait, and the prefixes that are computed."""
 
-    def __init__(self, max_bytes: int, max_tree_tokens: int = MAX_TREE_TOKENS) -> None:
+    def __init__(self, max_bytes: int, max_tree_tokens: int = MAX_TREE_TOKENS, store: Store | None = None) -> None:
         """Start with an empty tree."""
         self.max_bytes = max_bytes
+        self.store = store
         self._max_tree_tokens = max_tree_tokens
         self._num_tokens = 0
         self._roots: dict[Adapter | None, Prefix] = {None: Prefix(None, [])}  # by adapter; None: the base model
@@ -94,7 +114,10 @@ class PrefixCache:
         token_ids = sequence.token_ids[: sequence.first_predictor + 1]
         if len(token_ids) < MIN_TOKENS:
             return
-        end = self._add_path(self._roots.setdefault(sequence.adapter, Prefix(None, [])), token_ids)
+        root = self._roots.setdefault(sequence.adapter, Prefix(None, []))
+        if self.store and sequence.adapter is None and (length := self.store.longest(token_ids)):
+            self._add_path(root, token_ids[:length]).is_stored = True
+        end = self._add_path(root, token_ids)
         for prefix in end.path:
             prefix.num_sequences += 1
             prefix.num_waiting += 1
@@ -115,6 +138,7 @@ class PrefixCache:
         if end is None:
             return None, []
         path = end.path
+        self._load_longest(path)
         cached = next((prefix for prefix in reversed(path) if prefix.is_computed), None)
         if cached is not None:
             self._computed.pop(cached, None)
@@ -141,7 +165,14 @@ class PrefixCache:
             if excess <= 0:
                 break
             if not prefix.num_waiting:
+                self._save(prefix)
                 excess -= self._drop(prefix)
+
+    def store_one(self) -> None:
+        """Give the store the last used prefix that it has not. Not between `schedule` and the launch of its step."""
+        for prefix in reversed(self._computed):
+            if self._save(prefix):
+                return
 
     def clear(self) -> int:
         """Drop every cache and return the number of bytes freed. Not between `schedule` and the launch of its step."""
@@ -157,6 +188,26 @@ class PrefixCache:
         for end in [end for end in self._ends if _root_of(end) is root]:
             del self._ends[end]
         self._num_tokens -= _num_tokens_below(root)
+
+    def _load_longest(self, path: list[Prefix]) -> None:
+        """Load the longest prefix of a path that the store has, unless a longer one is in memory."""
+        for prefix in reversed(path):
+            if prefix.is_computed or self.store is None:
+                return
+            if prefix.is_stored:
+                prefix.is_stored = self.store.load(prefix)
+                if prefix.is_stored:
+                    self.insert(prefix)
+                    return
+
+    def _save(self, prefix: Prefix) -> bool:
+        """Give a computed prefix to the store. Return False if it has it, or needs none."""
+        is_worth_it = prefix.length >= MIN_STORED_TOKENS and prefix.num_bytes > 0
+        if self.store is None or prefix.is_stored or not is_worth_it or _root_of(prefix) is not self._roots[None]:
+            return False
+        self.store.save(prefix)
+        prefix.is_stored = True
+        return True
 
     def _drop(self, prefix: Prefix) -> int:
         num_bytes: int = prefix.num_bytes

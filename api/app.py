@@ -36,6 +36,7 @@ from scorepool.api.routes import (
     webhook_deliveries,
     webhook_endpoints,
     webhook_secrets,
+    weights,
 )
 from scorepool.api.routes.dialects import router_of
 from scorepool.api.state import State
@@ -92,7 +93,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.scorepool = state
     app.state.live_fragments = LiveFragments(lambda: state.waiting.is_closing)
-    of_jobs = (jobs, events, models, files, batches, message_batches, responses, tokens, tinker)
+    of_jobs = (jobs, events, weights, models, files, batches, message_batches, responses, tokens, tinker)
     for route in (*of_jobs, *WEBHOOKS, operations):
         app.include_router(route.router)
     for page in (overview, jobs_page, batches_page, models_page, compare, playground, docs, login):

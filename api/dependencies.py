@@ -17,7 +17,7 @@ from starlette.requests import Request
 from scorepool import wire
 from scorepool.api.auth import Keyring
 from scorepool.api.http import formats
-from scorepool.api.http.errors import BadRequest, NotAcceptable, Unauthorized
+from scorepool.api.http.errors import BadRequest, Forbidden, NotAcceptable, Unauthorized
 from scorepool.api.http.large_replies import HeldResults, held_results
 from scorepool.api.metrics.history import History
 from scorepool.api.metrics.prometheus import Metrics
@@ -34,6 +34,7 @@ from scorepool.api.repositories.waiting import Waiting
 from scorepool.api.repositories.webhook_deliveries import WebhookDeliveries
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
 from scorepool.api.repositories.webhook_secrets import WebhookSecrets
+from scorepool.api.repositories.weights import Weights
 from scorepool.api.state import State
 from scorepool.api.streaming import Streaming
 from scorepool.api.submission import Submission
@@ -114,6 +115,10 @@ async def batches(request: Request) -> Batches:
 
 async def sessions(request: Request) -> Sessions:
     return _state(request).sessions
+
+
+async def weights(request: Request) -> Weights:
+    return _state(request).weights
 
 
 async def submission(request: Request) -> Submission:
@@ -213,10 +218,23 @@ WebhookDeliveriesDep = Annotated[WebhookDeliveries, Depends(deliveries)]
 FilesDep = Annotated[Files, Depends(files)]
 BatchesDep = Annotated[Batches, Depends(batches)]
 SessionsDep = Annotated[Sessions, Depends(sessions)]
+WeightsDep = Annotated[Weights, Depends(weights)]
 SubmissionDep = Annotated[Submission, Depends(submission)]
 StreamingDep = Annotated[Streaming, Depends(streaming)]
 
 Owner = Annotated[str, Depends(owner)]
+
+
+async def operator(owner: Owner, request: Request) -> str:
+    """Return the owner, whose key is an operator's. On a server without keys everybody is one. Raises Forbidden."""
+    state = _state(request)
+    names = [name.strip() for name in state.settings.operator_keys.split(",")]
+    if state.keyring and owner not in names:
+        raise Forbidden("only the keys that SCOREPOOL_OPERATOR_KEYS names may change the weights of a model")
+    return owner
+
+
+Operator = Annotated[str, Depends(operator)]
 
 
 async def results(owner: Owner) -> AsyncGenerator[HeldResults]:

@@ -26,6 +26,7 @@ from scorepool.api.repositories.waiting import BLOCK_S, Waiting
 from scorepool.api.repositories.webhook_deliveries import WebhookDeliveries
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
 from scorepool.api.repositories.webhook_secrets import WebhookSecrets
+from scorepool.api.repositories.weights import Weights
 from scorepool.api.streaming import Streaming
 from scorepool.api.submission import Submission
 from scorepool.store import Settings
@@ -57,6 +58,7 @@ class State:
     files: Files
     batches: Batches
     sessions: Sessions
+    weights: Weights
     # what routes do with them
     admission: Admission
     submission: Submission
@@ -97,6 +99,7 @@ class State:
             files=Files(redis, settings, quota),
             batches=Batches(redis, quota, settings.max_batches_per_key),
             sessions=Sessions(redis),
+            weights=Weights(redis),
             admission=admission,
             submission=submission,
             streaming=Streaming(submission, waiting, metrics),

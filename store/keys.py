@@ -105,6 +105,31 @@ class Keys:
         return f"{PREFIX}:crosscheck:{worker}"
 
     @staticmethod
+    def weights(model: str) -> str:
+        """hash: the versions of a model's weights, see store/weights.py; permanent."""
+        return f"{PREFIX}:weights:{model}"
+
+    @staticmethod
+    def weights_workers(model: str) -> str:
+        """zset: workers that a version must be loaded by, by the time (unix, s) at which their registration expires."""
+        return f"{PREFIX}:weights_workers:{model}"
+
+    @staticmethod
+    def weights_moves(model: str) -> str:
+        """hash: `<version> <unix time>` by worker: what it serves, and since when."""
+        return f"{PREFIX}:weights_moves:{model}"
+
+    @staticmethod
+    def weights_changed(model: str) -> str:
+        """channel: versions that became pending, committed or failed."""
+        return f"{PREFIX}:weights_changed:{model}"
+
+    @staticmethod
+    def weights_upload(upload_id: str) -> str:
+        """hash: chunks of weights that were sent, by their number; expires until their version is pending."""
+        return f"{PREFIX}:weights_upload:{upload_id}"
+
+    @staticmethod
     def request(job_id: str) -> str:
         """string: the job's wire.Request."""
         return f"{PREFIX}:request:{job_id}"
@@ -376,6 +401,11 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "RESULT_CACHE": Keys.result_cache,
     "RESULT_CACHE_USES": Keys.result_cache_uses,
     "RESULT_CACHE_COUNTS": Keys.result_cache_counts,
+    "WEIGHTS_": Keys.weights(""),
+    "WEIGHTS_WORKERS_": Keys.weights_workers(""),
+    "WEIGHTS_MOVES_": Keys.weights_moves(""),
+    "WEIGHTS_CHANGED_": Keys.weights_changed(""),
+    "WEIGHTS_UPLOAD_": Keys.weights_upload(""),
     "RECENT_MODELS": Keys.recent_models,
     "RECENT_MODEL_": Keys.recent_model(""),
     # RQ's

@@ -124,6 +124,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_batches_per_key: Count = 1000  # that have not ended
     max_bulk_jobs: Count = 1000
     max_file_bytes: Count = 200 * 2**20  # of one uploaded file
+    max_weights_bytes: Count = 8 * 2**30  # of weights that are sent: Redis holds them
     max_queue_depth: Count = 100_000  # jobs waiting in one queue before 429
     max_jobs_per_key: Annotated[int, Meta(ge=0, le=2**48)] = 0  # waiting, running and kept, of one name; 0: no limit
     max_bytes_per_key: Annotated[int, Meta(ge=0, le=2**48)] = (

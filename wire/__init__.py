@@ -6,6 +6,7 @@
     columns.py        per-token columns                   codec.py          JSON and msgpack
     file.py           files of batches                   batch.py          batches
     quote.py          values in errors                    free_form.py      sizes of schemas and arguments
+    weights.py        versions of a model's weights
     comparison.py     two computations of one sequence   crosscheck.py     messages between workers that compare
     progress.py       how far running jobs are
     cached.py         entries of the result cache
@@ -136,6 +137,7 @@ from scorepool.wire.webhook import (
     WebhookSecret,
 )
 from scorepool.wire.webhook_event import BatchEvent, BatchEventData, JobEvent, JobEventData, TestEvent, TestEventData
+from scorepool.wire.weights import OnRunning, PushWeights, WeightsSource, WeightsState, WorkerWeights
 
 __all__ = [
     "ALL_EVENTS",
@@ -197,6 +199,7 @@ __all__ = [
     "MissingTokens",
     "Model",
     "ModelList",
+    "OnRunning",
     "Outcome",
     "PackedColumns",
     "Priority",
@@ -204,6 +207,7 @@ __all__ = [
     "Progresses",
     "Provenance",
     "Purpose",
+    "PushWeights",
     "Ready",
     "ReplayReply",
     "ReplayRequest",
@@ -240,7 +244,10 @@ __all__ = [
     "WebhookEndpoint",
     "WebhookEndpointList",
     "WebhookSecret",
+    "WeightsSource",
+    "WeightsState",
     "WorkerLink",
+    "WorkerWeights",
     "are_of_one_model",
     "check_free_form",
     "compare",

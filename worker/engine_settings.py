@@ -4,8 +4,13 @@ from scorepool.engine import REASONING_PARSERS, TOOL_PARSERS, EngineSettings
 from scorepool.store import Settings, SettingsError, parse_drafts
 
 
-def engine_settings(source: str, settings: Settings, name: str = "") -> EngineSettings:
-    """Return the settings of an engine for a folder or hub id, which is served as `name`. Raises SettingsError."""
+def engine_settings(
+    source: str, settings: Settings, name: str = "", weights_folder: str | None = None, weights_version: int = 0
+) -> EngineSettings:
+    """Return the settings of an engine for a folder or hub id, which is served as `name`. Raises SettingsError.
+
+    `weights_folder` has other weights than its own.
+    """
     draft = parse_drafts(settings.drafts).get(name)
     for name, value, known in (
         ("SCOREPOOL_TOOL_PARSER", settings.tool_parser, TOOL_PARSERS),
@@ -15,6 +20,8 @@ def engine_settings(source: str, settings: Settings, name: str = "") -> EngineSe
             raise SettingsError(f"{name}={value!r}: expected one of {', '.join(known)}")
     return EngineSettings(
         model=source,
+        weights_folder=weights_folder,
+        weights_version=weights_version,
         dtype=settings.dtype,
         mode=settings.mode,
         max_batch_tokens=settings.max_batch_tokens,

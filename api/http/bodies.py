@@ -204,5 +204,7 @@ async def _until_disconnect(request: Request) -> None:
 
 
 def _too_large(max_bytes: int, setting: str) -> TooLarge:
-    what = "files" if setting == "SCOREPOOL_MAX_FILE_BYTES" else "requests"
-    return TooLarge(f"the body is larger than {max_bytes} bytes, the limit {setting}; send several {what}")
+    what = {"SCOREPOOL_MAX_FILE_BYTES": "send several files", "SCOREPOOL_MAX_WEIGHTS_BYTES": "push a folder"}
+    return TooLarge(
+        f"the body is larger than {max_bytes} bytes, the limit {setting}; {what.get(setting, 'send several requests')}"
+    )

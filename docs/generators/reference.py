@@ -26,6 +26,7 @@ SECTIONS = {  # of jobs.md; what these messages hold comes after them
 TAGS = {  # sections of routes.md
     "jobs": "Jobs",
     "models": "Models",
+    "weights": "Weights",
     "openai": "OpenAI's routes",
     "tokens": "Tokens",
     "trl": "TRL's route",

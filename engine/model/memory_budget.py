@@ -44,14 +44,13 @@ def max_cached_tokens(weights: int, settings: EngineSettings, sizes: CacheSizes)
     return tokens
 
 
-def refuse_second_copy(num_bytes: int, settings: EngineSettings) -> None:
-    """Raise LoadError if weights of this size do not fit beside what is in memory."""
-    memory = memory_bytes(settings)
-    held = mx.get_active_memory()
+def refuse_second_copy(num_bytes: int) -> None:
+    """Raise LoadError if weights of this size do not fit into the machine's memory beside what is in use."""
+    memory, held = _available_bytes() * 4 // 5, mx.get_active_memory()
     if held + num_bytes > memory:
         raise LoadError(
-            f"no memory is left for a second copy of the weights: of {memory} bytes {held} are in use, and the new "
-            f"weights take {num_bytes}; lower prefix_cache_bytes or max_running_rows, or set memory_bytes"
+            f"there is no memory for a second copy of the weights: of {memory} bytes {held} are in use, and the new "
+            f"weights take {num_bytes}; lower prefix_cache_bytes, max_running_rows or memory_bytes"
         )
 
 

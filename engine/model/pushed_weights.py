@@ -53,7 +53,8 @@ def overlay(base: Path, settings: EngineSettings) -> Iterator[tuple[Path, Any]]:
     _refuse_other_config(base, weights)
     pushed, own = _read_headers(files), _read_headers(sorted(base.glob(WEIGHTS)))
     _refuse_other_tensors(pushed, own)
-    memory_budget.refuse_second_copy(sum(file.stat().st_size for file in files), settings)
+    dtype = _choose_dtype(pushed, own, settings.dtype)
+    memory_budget.refuse_second_copy(_num_bytes(pushed, dtype))
     with tempfile.TemporaryDirectory(prefix="scorepool-weights-") as name:
         folder = Path(name)
         for file in base.iterdir():
@@ -62,7 +63,7 @@ def overlay(base: Path, settings: EngineSettings) -> Iterator[tuple[Path, Any]]:
         for file in files:
             (folder / file.name).symlink_to(file.resolve())
         try:
-            yield folder, _choose_dtype(pushed, own, settings.dtype)
+            yield folder, dtype
         except LoadError as error:
             raise LoadError(error.message.replace(name, str(weights))) from error
     if _stat(files) != before:
@@ -156,6 +157,13 @@ def _choose_dtype(pushed: Headers, own: Headers, dtype: str) -> str:
     if dtype != "auto" or mx.default_device() != mx.gpu or stored == expected:
         return dtype
     return names.get(expected, dtype)
+
+
+def _num_bytes(pushed: Headers, dtype: str) -> int:
+    """Return about what the weights take in memory."""
+    num_bytes: int = sum(entry["data_offsets"][1] - entry["data_offsets"][0] for entry in pushed.values())
+    is_float32 = dtype == "float32" or (dtype == "auto" and mx.default_device() != mx.gpu)
+    return num_bytes * 2 if is_float32 and _main_dtype(pushed) in ("F16", "BF16") else num_bytes
 
 
 def _main_dtype(headers: Headers) -> str:

@@ -1,5 +1,7 @@
 """The methods of AsyncClient for models and for the server itself."""
 
+import os
+
 from scorepool import wire
 from scorepool.sdk import calls
 from scorepool.sdk.connection import AsyncConnection
@@ -24,6 +26,29 @@ class AsyncModels:
         Raises ScorepoolError, Unreachable.
         """
         return await self._connection.send(calls.tokenizer_info(model))
+
+    async def weights(self, model: str) -> wire.WeightsState:
+        """Return which version of a model's weights serves, and on which worker. Raises ScorepoolError, Unreachable."""
+        return await self._connection.send(calls.weights(model))
+
+    async def push_weights(
+        self,
+        model: str,
+        weights: str | os.PathLike[str] | bytes,
+        *,
+        version: int | None = None,
+        label: str | None = None,
+        on_running: wire.OnRunning = "finish",
+        wait_s: float = 60.0,
+    ) -> wire.WeightsState:
+        """Have all workers of a model load other weights: a folder on their machines, or bytes of a safetensors file.
+
+        Returns when all serve them, or after `wait_s`: then `state` is not "serving". `version` is greater than all
+        before, or the next one. Jobs that have begun end on the weights before, or begin anew with `on_running`
+        "restart". Raises ScorepoolError, also if a worker refuses the weights; Unreachable.
+        """
+        call = calls.push_weights(model, weights, version, label, on_running, wait_s)
+        return await self._connection.send(call)
 
     async def wait_until_ready(self, timeout_s: float = 60.0) -> list[str]:
         """Wait until a live worker serves a model, and return the names of those served.

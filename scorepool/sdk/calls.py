@@ -1,5 +1,6 @@
 """Describe every call of the API as data. Pure: sends nothing."""
 
+import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -123,6 +124,26 @@ def models() -> Call[wire.ModelList]:
 
 def model(name: str) -> Call[wire.Model]:
     return _call(wire.Model, "GET", f"/v1/models/{quote(name)}")
+
+
+def weights(model: str) -> Call[wire.WeightsState]:
+    return _call(wire.WeightsState, "GET", f"/v1/models/{quote(model)}/weights")
+
+
+def push_weights(
+    model: str,
+    pushed: str | os.PathLike[str] | bytes,
+    version: int | None,
+    label: str | None,
+    on_running: wire.OnRunning,
+    wait_s: float,
+) -> Call[wire.WeightsState]:
+    path = f"/v1/models/{quote(model)}/weights"
+    if not isinstance(pushed, bytes):
+        body = wire.PushWeights(path=os.fspath(pushed), version=version, label=label, on_running=on_running)
+        return replace(_call(wire.WeightsState, "POST", path, body=body, wait=wait_s), wait_s=wait_s)
+    call = _call(wire.WeightsState, "POST", path, version=version, label=label, on_running=on_running, wait=wait_s)
+    return replace(call, content=pushed, headers={"Content-Type": "application/octet-stream"}, wait_s=wait_s)
 
 
 def tokenizer_info(model: str | None) -> Call[wire.TokenizerInfo]:

@@ -1,5 +1,7 @@
 """The methods of Client for models and for the server itself: those of AsyncModels, blocking."""
 
+import os
+
 from scorepool import wire
 from scorepool.sdk.async_models import AsyncModels
 from scorepool.sdk.blocking import Blocking
@@ -24,6 +26,30 @@ class Models(Blocking):
         Raises ScorepoolError, Unreachable.
         """
         return self._run(self._async.tokenizer_info(model))
+
+    def weights(self, model: str) -> wire.WeightsState:
+        """Return which version of a model's weights serves, and on which worker. Raises ScorepoolError, Unreachable."""
+        return self._run(self._async.weights(model))
+
+    def push_weights(
+        self,
+        model: str,
+        weights: str | os.PathLike[str] | bytes,
+        *,
+        version: int | None = None,
+        label: str | None = None,
+        on_running: wire.OnRunning = "finish",
+        wait_s: float = 60.0,
+    ) -> wire.WeightsState:
+        """Have all workers of a model load other weights: a folder on their machines, or bytes of a safetensors file.
+
+        Returns when all serve them, or after `wait_s`: then `state` is not "serving". `version` is greater than all
+        before, or the next one. Jobs that have begun end on the weights before, or begin anew with `on_running`
+        "restart". Raises ScorepoolError, also if a worker refuses the weights; Unreachable.
+        """
+        return self._run(
+            self._async.push_weights(model, weights, version=version, label=label, on_running=on_running, wait_s=wait_s)
+        )
 
     def wait_until_ready(self, timeout_s: float = 60.0) -> list[str]:
         """Wait until a live worker serves a model, and return the names of those served.

@@ -22,7 +22,8 @@ from scorepool.api.app import DIALECTS, create_app
 from scorepool.api.http import held_bytes, large_replies
 from scorepool.api.repositories.webhook_deliveries import MAX_ASKED_FOR
 from scorepool.api.repositories.webhook_endpoints import MAX_ENDPOINTS
-from scorepool.store import Settings
+from scorepool.store import Keys, Settings
+from scorepool.store.scripts import load
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, score, trickle
 from tests.api.fake_worker import CLASSIFIED, COMPLETED, RESULT, FakeWorker
 
@@ -54,7 +55,7 @@ def test_the_document_is_valid_and_complete(document: dict[str, Any]):
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 61
+    assert len(operations) == 63
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
@@ -266,6 +267,38 @@ async def call_batches(call: Callable[..., Awaitable[Any]]) -> None:
         await call(method, route, query="?unknown=1")
 
 
+WEIGHTS = "/v1/models/{id}/weights"
+
+
+async def call_weights(call: Callable[..., Awaitable[Any]], redis: Redis, *, key: str) -> None:
+    """Send the requests of the routes of weights. No worker loads any: the test stands for it."""
+    path, body = WEIGHTS, {"path": "/models/new"}
+    query = "?wait=0"
+    redis.zadd(Keys.weights_workers("demo"), {"w1": 1e11})
+    await call("GET", path, "demo")
+    await call("POST", path, "demo", json=body, query=query)
+    await call("POST", path, "demo", json=body, query=query)  # 409
+    await call("POST", path, "demo", json=body, key=key)  # 403
+    report = redis.register_script(load("report_weights.lua"))
+    report(args=["demo", "w1", 1, "f" * 64, ""])
+    redis.hset(Keys.weights_moves("demo"), "w1", "2 1.5")
+    pushing = asyncio.create_task(call("POST", path, "demo", json=body))
+    while not redis.hexists(Keys.weights("demo"), "pending"):  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    report(args=["demo", "w1", 2, "e" * 64, ""])
+    await pushing
+    await call("POST", path, json=body)
+    await call("POST", path, "demo", json={})
+    await call("POST", path, "demo", content=b"", headers={"Content-Type": "text/plain"})
+    await call("POST", path, "demo", content=b" " * 6000, headers={"Content-Type": "application/json"})
+    for method in ("GET", "POST"):
+        await call(method, path, key=None)
+        await call(method, path)
+        await call(method, path, "demo", headers={"Accept": "text/html"})
+        await call(method, path, "demo", query="?unknown=1")
+    redis.delete(Keys.weights("demo"), Keys.weights_workers("demo"), Keys.weights_moves("demo"))
+
+
 async def call_message_batches(call: Callable[..., Awaitable[Any]]) -> None:
     """Send the requests of the routes of batches of messages, with and without a key."""
     path, one = "/v1/messages/batches", "/v1/messages/batches/{id}"
@@ -367,6 +400,7 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
     settings = {
         "api_keys": KEYS,
         "high_priority_keys": "alice",
+        "operator_keys": "alice",
         "max_queue_depth": 6,
         "max_body_bytes": 5000,
         "max_file_bytes": 5000,
@@ -430,6 +464,7 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
         await call_batches(call)
         await call_message_batches(call)
         await call_responses(call)
+        await call_weights(call, redis, key=BOB)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scorepool.api.http.bodies, "BODY_GRACE_S", 0.05)
             for path, methods in document["paths"].items():
@@ -520,7 +555,7 @@ async def test_the_body_to_try_of_each_route_is_accepted(
 ):
     tried = examples(document)
     endpoints = {endpoint.path: endpoint for dialect in DIALECTS for endpoint in dialect.endpoints}
-    assert tried.keys() == {"/v1/jobs", "/v1/jobs/bulk", "/v1/messages/batches", *endpoints}
+    assert tried.keys() == {"/v1/jobs", "/v1/jobs/bulk", "/v1/messages/batches", WEIGHTS, *endpoints}
     for route, endpoint in endpoints.items():
         endpoint.parse(json.dumps(tried[route]).encode())
     async with serving() as http:

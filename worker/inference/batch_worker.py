@@ -5,16 +5,17 @@
 SCOREPOOL_MODEL names the model. Its engine starts in `open`, so never before a fork.
 """
 
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any
 
 from redis.client import Pipeline
 
-from scorepool.engine import Engine, EngineDeadError, LoadError
+from scorepool.engine import Engine, EngineDeadError, EngineSettings, LoadError, ModelInfo
 from scorepool.engine.trial import prevent_torch_import
-from scorepool.store import INFER, parse_model
-from scorepool.wire import EngineLoad
+from scorepool.store import INFER, Keys, parse_model
+from scorepool.wire import EngineLoad, WeightsSource
 from scorepool.worker.claims.link_report import LinkReport
 from scorepool.worker.engine_settings import engine_settings
 from scorepool.worker.inference.budget import EVERY_S as BUDGET_EVERY_S
@@ -36,6 +37,8 @@ from scorepool.worker.inference.result_cache.cache_store import CacheStore
 from scorepool.worker.inference.result_cache.result_cache import ResultCache
 from scorepool.worker.inference.run_inference import InferenceRunner
 from scorepool.worker.inference.token_publisher import TokenPublisher
+from scorepool.worker.inference.weights_mover import WeightsMover
+from scorepool.worker.inference.weights_store import WeightsStore, WeightsUnavailable
 from scorepool.worker.machine.periodic_tasks import PeriodicTask
 from scorepool.worker.machine.watchdog import WatchedOperations
 from scorepool.worker.rq.errors import StartError
@@ -56,11 +59,14 @@ class BatchWorker(Worker):
         self.crosschecker: Crosschecker | None = None
         self.budget: Budget | None = None
         self.prefix_tokens = PrefixTokens()
+        self.weights: WeightsStore | None = None
+        self.mover: WeightsMover | None = None
         self._rate_window = RateWindow()
 
     def open(self) -> None:
         (model, *aliases), source = configured_model(self.settings, self.queue_names())
-        self.engine = self.start_engine(source)
+        weights = WeightsStore(self.connection, model, self.name, self.settings.state_folder() / "weights")
+        self.engine, weights_source = self.start_version(source, weights)
         load_adapters(self.engine, configured_adapters(self.settings, [model, *aliases]))
         self.budget = Budget(self.engine) if self.settings.adapt_budget else None
         provenance = provenance_of(model, self.engine.model_info)
@@ -74,6 +80,8 @@ class BatchWorker(Worker):
         self.functions[INFER] = self.inference = InferenceRunner(
             self.engine, model, TokenPublisher(self.connection), self.crosschecker, self.open_cache(self.engine)
         )
+        self.weights = weights
+        self.mover = self.start_mover(self.engine, weights, weights_source, registration)
 
     def read_load(self) -> EngineLoad | None:
         """Return how full the engine was at its last step."""
@@ -116,11 +124,58 @@ class BatchWorker(Worker):
 
     def start_engine(self, source: str) -> Engine:
         """Start the engine; block until the model is loaded. Raises StartError."""
-        prevent_torch_import()
+        return open_engine(engine_settings(source, self.settings, parse_model(self.settings.model)[0][0]))
+
+    def start_version(self, source: str, weights: WeightsStore) -> tuple[Engine, WeightsSource | None]:
+        """Start the engine with the version of the weights that is committed. Raises StartError."""
+        weights.forget(keep=None)
+        record = weights.read()
+        if record.source is None:
+            return self.start_engine(source), None
+        what = f"version {record.version} of the weights of {weights.model}"
         try:
-            return Engine(engine_settings(source, self.settings, parse_model(self.settings.model)[0][0]))
-        except LoadError as error:
+            folder = weights.fetch(record.source)
+        except WeightsUnavailable as error:
+            raise StartError(f"{what} is missing: {error}") from None
+        engine = open_engine(engine_settings(source, self.settings, weights.model, folder, record.version))
+        if record.fingerprint not in (None, found := engine.model_info.fingerprint):
+            engine.close()
+            raise StartError(
+                f"{what} has the fingerprint {record.fingerprint}, and the weights in {folder} have {found}: they were "
+                "changed since; push a version, or put them back"
+            )
+        return engine, record.source
+
+    def start_mover(
+        self, engine: Engine, weights: WeightsStore, source: WeightsSource | None, registration: WorkerRegistration
+    ) -> WeightsMover:
+        """Follow the versions of the weights from now on. Raises StartError."""
+
+        def show(model_info: ModelInfo) -> None:
+            registration.show_model(provenance_of(weights.model, model_info), model_info)
+            with self.connection.pipeline() as pipeline:
+                registration.renew(pipeline)
+                pipeline.execute()
+
+        mover = WeightsMover(engine, weights, source, show, self._fail_engine)
+        try:
+            mover.start(1.5 * registration.read_link().lease_s)
+        except EngineDeadError as error:
             raise StartError(error.message) from None
+        return mover
+
+    def _fail_engine(self, error: EngineDeadError) -> None:
+        self._post_call(partial(raise_error, map_engine_error(error)))
+
+    def wake_up_calls(self) -> dict[str, Callable[[], None]]:
+        if not self.settings.model:
+            return {}
+        (model, *_), _ = parse_model(self.settings.model)
+        return {Keys.weights_changed(model): self._wake_mover}
+
+    def _wake_mover(self) -> None:
+        if self.mover is not None:
+            self.mover.wake()
 
     def open_cache(self, engine: Engine) -> ResultCache | None:
         """Return the result cache; None if the settings give it no room."""
@@ -131,9 +186,6 @@ class BatchWorker(Worker):
         return ResultCache(engine, store)
 
     def start_crosschecks(self, engine: Engine, model: str, registration: WorkerRegistration) -> Crosschecker:
-        def fail(error: EngineDeadError) -> None:
-            self._post_call(partial(raise_error, map_engine_error(error)))
-
         crosschecker = Crosschecker(
             engine,
             model,
@@ -142,7 +194,7 @@ class BatchWorker(Worker):
             self.settings.max_batch_tokens,
             show=registration.show_crosscheck,
             stop_claiming=self.stop_claiming,
-            fail=fail,
+            fail=self._fail_engine,
         )
         crosschecker.start()
         return crosschecker
@@ -152,6 +204,8 @@ class BatchWorker(Worker):
             self.inference.close()
         if self.engine is not None:
             self.engine.close()
+        if self.mover is not None:
+            self.mover.close()
         if self.crosschecker is not None:
             self.crosschecker.close()
 
@@ -165,12 +219,25 @@ class BatchWorker(Worker):
             self.registration.renew(pipeline)
         if self.engine is not None:
             self.prefix_tokens.count(pipeline, self.engine.stats)
+        if self.weights is not None and self.registration is not None:
+            self.weights.join(pipeline, 1.5 * self.registration.read_link().lease_s)
 
     def unregister(self, pipeline: Pipeline) -> None:
         if self.engine is not None:
             self.prefix_tokens.count(pipeline, self.engine.stats)
         if self.registration is not None:
             self.registration.remove(pipeline)
+        if self.weights is not None:
+            self.weights.leave(pipeline)
+
+
+def open_engine(settings: EngineSettings) -> Engine:
+    """Open an engine; block until the model is loaded. Raises StartError."""
+    prevent_torch_import()
+    try:
+        return Engine(settings)
+    except LoadError as error:
+        raise StartError(error.message) from None
 
 
 def raise_error(error: BaseException) -> None:

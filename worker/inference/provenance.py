@@ -20,6 +20,7 @@ def provenance_of(model: str, model_info: ModelInfo) -> Provenance:
         mode=model_info.mode,
         backend=model_info.backend,
         versions={"scorepool": VERSION, **model_info.versions},
+        weights_version=model_info.weights_version,
         verification=_verification_of(model_info.verification),
     )
 

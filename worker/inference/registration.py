@@ -92,6 +92,15 @@ class WorkerRegistration:
         """Show the status from the next renewal on. Any thread may call it."""
         self.served_model = replace(self.served_model, crosscheck=status)
 
+    def show_model(self, provenance: Provenance, model_info: ModelInfo) -> None:
+        """Show what is served now from the next renewal on. Any thread may call it."""
+        self.served_model = replace(
+            self.served_model,
+            stamp=provenance,
+            self_test=model_info.self_test,
+            context_length=model_info.context_length,
+        )
+
     def renew(self, pipeline: Pipeline) -> None:
         """Write the registration, which lasts for one and a half leases. Due with every heartbeat."""
         worker, model, link = self.served_model.worker, self.served_model.id, self.read_link()

@@ -17,7 +17,7 @@ from threading import Lock
 from msgspec.structs import replace
 
 from scorepool import wire
-from scorepool.engine import Engine, EngineError, InvalidRequest, ModelInfo, Sequence, Share
+from scorepool.engine import Engine, EngineError, InvalidRequest, ModelInfo, Sequence, Share, WeightsReplaced
 from scorepool.worker.inference.crosschecker import Crosschecker
 from scorepool.worker.inference.engine_errors import map_engine_error
 from scorepool.worker.inference.job_progress import JobProgress
@@ -135,6 +135,15 @@ def reports_items(request: wire.Request) -> bool:
     return isinstance(request, wire.Score | wire.Classify) and request.on_item_error == "report"
 
 
+def _mixes_weights(prepared: list[PreparedSequence]) -> bool:
+    """True if other weights scored the generated tokens again than those that generated them."""
+    infos = [(each.sequence.model_info, each.recomputed.model_info) for each in prepared if each.recomputed is not None]
+    return any(
+        generated is not None and scored is not None and generated.weights_version != scored.weights_version
+        for generated, scored in infos
+    )
+
+
 def num_rows(request: wire.Request) -> int:
     """Return how many rows of a batch the request fills."""
     match request:
@@ -172,6 +181,7 @@ class InferenceRun:
         self.num_characters = num_characters(request)
         self._steps = to_sequences(request, engine.chat, engine.model_info.context_length, job.owner)
         self._sequences: list[Sequence] = []
+        self._num_restarts = 0  # because other weights serve
         self._lock = Lock()  # guards the four below
         self._is_canceled = False
         self._group: CachedGroup | None = None
@@ -273,7 +283,7 @@ class InferenceRun:
 
     @property
     def _run(self) -> int:
-        return int(self._job.leased_at * 1e6)  # by Redis's clock
+        return int(self._job.leased_at * 1e6) + self._num_restarts  # by Redis's clock
 
     def _report_progress(self, progress: JobProgress, added: "Future[list[Sequence]]") -> None:
         running = self._publisher.running_jobs
@@ -318,7 +328,10 @@ class InferenceRun:
     def _on_done(self, prepared: list[PreparedSequence], added: "Future[list[Sequence]]") -> None:
         if added.cancelled():
             return
-        if error := added.exception():
+        error = added.exception()
+        if isinstance(error, WeightsReplaced) or (error is None and _mixes_weights(prepared)):
+            self._restart([dataclasses.replace(each, recomputed=None) for each in prepared])
+        elif error is not None:
             self.ended.set_exception(map_engine_error(error, isinstance(self.request, wire.Score | wire.Classify)))
         elif isinstance(self.request, wire.Generate) and self.request.recompute and prepared[0].recomputed is None:
             self._recompute([each.with_recompute() for each in prepared])
@@ -346,6 +359,16 @@ class InferenceRun:
             self.ended.set_exception(error)
         else:
             self.ended.set_result(prepared)
+
+    def _restart(self, prepared: list[PreparedSequence]) -> None:
+        """Compute the job anew, because other weights serve than it began with. Runs on the engine's thread."""
+        for each in prepared:
+            each.sequence.restart()
+        self._num_restarts += 1
+        try:
+            self._enter(prepared)
+        except BaseException as failure:  # the main thread decides what any error means
+            self.ended.set_exception(map_engine_error(failure))
 
     def _recompute(self, prepared: list[PreparedSequence]) -> None:
         """Score the generated tokens again. Runs on the engine's thread."""

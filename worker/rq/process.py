@@ -168,12 +168,17 @@ class WorkerProcess(BaseWorker):
     def handle_warm_shutdown_request(self) -> None:
         """Log nothing: a signal may interrupt another line. `_show_shutdown` logs it."""
 
+    def wake_up_calls(self) -> dict[str, Callable[[], None]]:
+        """Return what to call at messages on other channels, by their names. A subclass overrides it."""
+        return {}
+
     def subscribe(self) -> None:
         """Subscribe to RQ's commands, and to the wake-up channels of our queues."""
         self.pubsub = self.connection.pubsub()
         wake_ups = {Keys.wakeup(name): self._take_message for name in self.queue_names()}
+        others = {name: partial(_call, wake) for name, wake in self.wake_up_calls().items()}
         own = {self.pubsub_channel_name: self.handle_payload, Keys.wake(self.name): self._take_message}
-        self.pubsub.subscribe(**own, **wake_ups)
+        self.pubsub.subscribe(**own, **wake_ups, **others)
         self.pubsub_thread = self.pubsub.run_in_thread(  # type: ignore[assignment]
             sleep_time=60, daemon=True, exception_handler=self._pubsub_exception_handler
         )
@@ -284,3 +289,8 @@ class WorkerProcess(BaseWorker):
     def _tick_scheduler(self) -> None:
         if isinstance(self.scheduler, Scheduler):
             self.scheduler.tick()
+
+
+def _call(function: Callable[[], None], _: object) -> None:
+    """Call a function at a message, whatever it holds."""
+    function()

@@ -66,7 +66,8 @@ class Verification(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Provenance(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Name the model, weights and software that computed a result.
 
-    Results are comparable if their stamps are equal, apart from `verification`, `weights_version`, `cached` and `cached_items`.
+    Results are comparable if their stamps are equal, apart from `verification`, `weights_version`, `cached` and
+    `cached_items`.
     """
 
     model: str
@@ -91,8 +92,12 @@ class Provenance(Struct, frozen=True, kw_only=True, omit_defaults=True):
         int, Meta(description="Sequences whose numbers were not computed for this job. Absent: none.")
     ] = 0
     weights_version: Annotated[
-        int, Meta(description="The version of the weights. Absent: 0, those that the worker was started with.")
-    ] = 0
+        int | None,
+        Meta(
+            description="The version of the weights; 0: those that the worker was started with. Absent in results of "
+            "releases without it."
+        ),
+    ] = None
 
 
 class ToolCallResult(Struct, frozen=True, kw_only=True):

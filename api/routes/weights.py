@@ -65,9 +65,11 @@ async def push_weights(
     settings: SettingsDep,
     models: ModelsDep,
     weights: WeightsDep,
-    version: Annotated[int | None, Query(ge=1, le=MAX_VERSION, description="For a body that is a file.")] = None,
-    label: Annotated[str | None, Query(min_length=1, max_length=256, description="For a body that is a file.")] = None,
-    on_running: Annotated[wire.OnRunning, Query(description="For a body that is a file.")] = "finish",
+    version: Annotated[int | None, Query(ge=1, le=MAX_VERSION, description="Only with a file as the body.")] = None,
+    label: Annotated[
+        str | None, Query(min_length=1, max_length=256, description="Only with a file as the body.")
+    ] = None,
+    on_running: Annotated[wire.OnRunning, Query(description="Only with a file as the body.")] = "finish",
     wait_s: Annotated[
         float, Query(alias="wait", ge=0, allow_inf_nan=False, description="Seconds to wait until all have moved.")
     ] = DEFAULT_WAIT_S,
@@ -78,8 +80,8 @@ async def push_weights(
     refuses them, none moves, and the reply is 400 with the reason. 200: all workers serve the version. 202: the wait is
     over before that. The body is JSON, or the file as application/octet-stream with the other fields in the query.
     """
-    model = await own_name(models, name)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() == OCTETS:
+        model = await own_name(models, name)
         chunks = body_chunks(request, settings.max_weights_bytes, "SCOREPOOL_MAX_WEIGHTS_BYTES")
         source = replace(await weights.upload(chunks), label=label, on_running=on_running)
         try:
@@ -90,6 +92,7 @@ async def push_weights(
     else:
         body = await read_message(request, wire.PushWeights, settings.max_body_bytes)
         source = wire.WeightsSource(path=body.path, label=body.label, on_running=body.on_running)
+        model = await own_name(models, name)
         number = await weights.push(model, body.version, source)
     state = await weights.wait(model, number, min(wait_s, settings.max_wait_s))
     has_moved = state.version >= number and state.state != "switching"

@@ -31,6 +31,7 @@ SLOW = ("memory", "latency", "profile", "linearity", "batch_order")
             "unique_prompts",
             "generate",
             "speculation",
+            "prefix_store",
             "through_queue",
             "result_cache",
             "job_queue",

@@ -188,7 +188,16 @@ def test_owners_and_salts_are_told_apart(engine: Engine, open_cache: Callable[..
 
 
 def test_every_input_of_a_sequence_is_digested_or_known_to_change_no_number():
-    assert set(OPTIONS) == {"adapter_name", "reports_proposals", "score_from", "top_logprobs", "rank", "entropy", "temperature", "processed"}
+    assert set(OPTIONS) == {
+        "adapter_name",
+        "reports_proposals",
+        "score_from",
+        "top_logprobs",
+        "rank",
+        "entropy",
+        "temperature",
+        "processed",
+    }
 
 
 def test_what_is_drawn_or_constrained_or_classified_is_not_kept():

@@ -45,7 +45,7 @@ def main() -> None:
     print_header(f"A prompt of {length} tokens after a restart", model.name, backend)
     ratio = statistics.median(one / other for one, other in zip(computed, loaded, strict=True))
     print(
-        f"computed {statistics.median(computed):.3f} s   loaded {statistics.median(loaded):.3f} s   ratio {ratio:.1f}x"
+        f"computed {statistics.median(computed):.3f} s   loaded {statistics.median(loaded):.3f} s   ratio {ratio:.2f}x"
     )
     print(f"a file has {num_bytes / arguments.runs / 2**20:.0f} MiB")
 

@@ -104,9 +104,16 @@ def with_default_mode(request: wire.Request, settings: store.Settings) -> wire.R
 
 def _check_kind(request: wire.Request, served: Sequence[wire.ServedModel], where: str) -> None:
     """Check that the model does what the job asks for: a classifier classifies, a language model has logprobs."""
-    if isinstance(request, wire.Tokenize) or isinstance(request, wire.Classify) == (served[0].classifier is not None):
+    is_classified = isinstance(request, wire.Classify)
+    is_other = isinstance(request, wire.Tokenize | wire.Embed)
+    if isinstance(request, wire.Tokenize) or (not is_other and is_classified == (served[0].classifier is not None)):
         return
     found = wire.kind_of(request)
+    if isinstance(request, wire.Embed):
+        if served[0].pooling is not None:
+            return
+        message = f"{where}model: {request.model!r} makes no embeddings; `pooling` of GET /v1/models says which do"
+        raise BadRequest(message, f"{where}model")
     if served[0].classifier is None:
         what, expected = "language model, which classifies nothing", "score or generate"
     else:
@@ -175,10 +182,8 @@ def _check_parameter_ids(request: wire.Request, vocab_size: int, where: str) -> 
 
 def _id_lists(request: wire.Request) -> Iterator[tuple[str, list[int]]]:
     """Yield each list of token ids that is not empty, with the name of its field. A shared prompt comes once."""
-    if isinstance(request, wire.Classify):
-        for index, one in enumerate(request.items):
-            if isinstance(one.prompt, list):
-                yield f"items[{index}].prompt", one.prompt
+    if isinstance(request, wire.Classify | wire.Embed):
+        yield from _prompts_of_ids(request.items)
         return
     if isinstance(request.prompt, list) and request.prompt:
         yield "prompt", request.prompt
@@ -202,9 +207,15 @@ def _lengths(request: wire.Request) -> Iterator[tuple[str, int]]:
         for index, (prompt, completion) in enumerate(request.pairs()):
             if isinstance(prompt, list):
                 yield f"items[{index}]", len(prompt) + len(completion)
-    elif isinstance(request, wire.Classify):
-        for index, one in enumerate(request.items):
-            if isinstance(one.prompt, list):
-                yield f"items[{index}].prompt", len(one.prompt)
+    elif isinstance(request, wire.Classify | wire.Embed):
+        for field, ids in _prompts_of_ids(request.items):
+            yield field, len(ids)
     elif isinstance(request, wire.Generate) and isinstance(request.prompt, list):
         yield "prompt", len(request.prompt)
+
+
+def _prompts_of_ids(items: Sequence[wire.ClassifyItem | wire.EmbedItem]) -> Iterator[tuple[str, list[int]]]:
+    """Yield the prompts that are given as ids, with the names of their fields."""
+    for index, one in enumerate(items):
+        if isinstance(one.prompt, list):
+            yield f"items[{index}].prompt", one.prompt

@@ -325,7 +325,7 @@ def name_field(error: ApiError, requests: Sequence[wire.Request], index: int) ->
     """
     if isinstance(error, PromptTooLong) and error.field is None:
         request = requests[index]
-        if isinstance(request, wire.Score | wire.Classify):
+        if isinstance(request, wire.Score | wire.Classify | wire.Embed):
             error.field = "items"
         else:
             error.field = "prompt" if request.messages is None else "messages"

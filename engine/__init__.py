@@ -21,7 +21,7 @@ from scorepool.engine.errors import (
     UnknownAdapter,
     WeightsReplaced,
 )
-from scorepool.engine.model_info import Classifier, ModelInfo, Verification
+from scorepool.engine.model_info import Classifier, ModelInfo, Pooling, Verification
 from scorepool.engine.scheduling.stats import EngineStats
 from scorepool.engine.sequence import Sampling, Sequence, Share, Targets, TokenColumns
 from scorepool.engine.settings import EngineSettings
@@ -47,6 +47,7 @@ __all__ = [
     "LoadError",
     "ModelInfo",
     "NonFiniteLogits",
+    "Pooling",
     "ReloadError",
     "Sampling",
     "Sequence",

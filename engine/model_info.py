@@ -6,6 +6,7 @@ from typing import Literal
 from scorepool.engine.cache_room import CacheSizes
 
 Activation = Literal["softmax", "sigmoid", "none"]
+Pooling = Literal["last", "mean"]  # which hidden states become an embedding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,7 @@ class ModelInfo:
     speculation: str = "off"  # "ngram", "off", or "unsupported" by the architecture's caches; changes no number
     verification: Verification = field(default_factory=Verification)
     classifier: Classifier | None = None  # None for a language model
+    pooling: Pooling | None = None  # how it embeds unless told otherwise; None: it makes no embeddings
 
     def changes_to(self, other: "ModelInfo") -> list[str]:
         """Name what is different of the other, as far as it decides about the numbers."""

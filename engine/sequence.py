@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from scorepool.engine.adapter import Adapter
 from scorepool.engine.errors import EngineError
-from scorepool.engine.model_info import ModelInfo
+from scorepool.engine.model_info import ModelInfo, Pooling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ class ProposedToken(NamedTuple):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Sequence:
-    """Token ids to score, to continue, or both; or to classify.
+    """Token ids to score, to continue, or both; or to classify; or to embed.
 
     `token_ids` are the given tokens; generation appends to them. `columns` has one entry per reported token, in order:
     the given tokens from position `score_from` on, then the generated ones. The entry for position t is
@@ -169,6 +169,7 @@ class Sequence:
     adapter_name: str | None = None  # of the LoRA adapter that computes it; None: the base model alone
     reports_proposals: bool = False  # each token that speculation proposes is appended to `proposals`
     classify: bool = False  # then nothing else is asked for, and the model is a classifier
+    pooling: Pooling | None = None  # embed it so; then nothing else is asked for
     fails_alone: bool = False  # if it cannot continue, it has an `error`, and the others of its group go on
     num_input_tokens: int = field(init=False)
 
@@ -177,6 +178,7 @@ class Sequence:
     finish_reason: Literal["stop", "length"] | None = None
     stop_reason: bytes | int | None = None  # which of the caller's `stop` and `stop_token_ids` ended the text
     class_logits: list[float] | None = None  # one per label, if it is classified
+    embedding: list[float] | None = None  # not normalised, if it is embedded
     error: EngineError | None = None  # of one that failed alone; its values are of no use
     num_proposed: int = field(init=False, default=0)  # tokens that speculation proposed
     num_accepted: int = field(init=False, default=0)  # of the proposed ones, those that were generated
@@ -188,6 +190,7 @@ class Sequence:
         init=False, default=None
     )  # what `adapter_name` stood for when the engine took the sequence
     num_computed: int = field(init=False, default=0)  # leading tokens that went through the model, or are in flight
+    pooled_sum: list[float] | None = field(init=False, default=None)  # of the hidden states so far that are pooled
     pooled_position: int = field(init=False)  # of the token whose hidden state is classified
     num_pauses: int = field(init=False, default=0)  # steps for which its constraint was late
     held_up_s: float = field(init=False, default=0.0)  # for which steps have waited for its constraint
@@ -233,10 +236,13 @@ class Sequence:
         """The first position whose logits are needed; position p predicts token p + 1.
 
         It predicts token `score_from`, or the first generated token if no given token is reported. It is
-        num_input_tokens if no logits are needed. Of a sequence that is classified it is the only one.
+        num_input_tokens if no logits are needed. Of a sequence that is classified it is the only one; of one that is
+        embedded it is the first whose hidden state is pooled.
         """
         if self.classify:
             return self.pooled_position
+        if self.pooling is not None:
+            return 0 if self.pooling == "mean" else self.num_input_tokens - 1
         if self.score_from is not None:
             return max(self.score_from - 1, 0)
         return self.num_input_tokens - 1 if self.sampling else self.num_input_tokens
@@ -253,6 +259,8 @@ class Sequence:
             return True
         if self.classify:
             return self.class_logits is not None
+        if self.pooling is not None:
+            return self.embedding is not None
         if self.sampling:
             return self.finish_reason is not None
         return self.score_from is not None and len(self.columns) == self.num_input_tokens - self.score_from
@@ -268,7 +276,7 @@ class Sequence:
         self.columns = TokenColumns()
         self.text_bytes = self.finish_reason = self.stop_reason = self.class_logits = self.error = None
         self.proposals = []
-        self.model_info = None
+        self.model_info = self.embedding = self.pooled_sum = None
         self.num_proposed = self.num_accepted = self.num_computed = self.num_pauses = 0
         self.held_up_s = 0.0
         self.text = bytearray()

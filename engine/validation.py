@@ -48,6 +48,9 @@ def _check_report(sequence: Sequence, where: str, model_info: ModelInfo) -> None
     if sequence.classify:
         _check_classified(sequence, where)
         return
+    if sequence.pooling is not None:
+        _check_embedded(sequence, where, model_info)
+        return
     if sequence.score_from is None and sequence.sampling is None:
         raise InvalidRequest(f"{where} asks for nothing; expected score_from, sampling or both")
     if sequence.score_from is not None and not 0 <= sequence.score_from <= sequence.num_input_tokens:
@@ -70,6 +73,13 @@ def _check_report(sequence: Sequence, where: str, model_info: ModelInfo) -> None
 def _check_classified(sequence: Sequence, where: str) -> None:
     if sequence.score_from is not None or sequence.sampling is not None or sequence.class_logits is not None:
         raise InvalidRequest(f"{where} is to be classified; expected no score_from, no sampling and a new Sequence")
+
+
+def _check_embedded(sequence: Sequence, where: str, model_info: ModelInfo) -> None:
+    if model_info.pooling is None:
+        raise InvalidRequest(f"{where} is to be embedded; expected logprobs: this model makes no embeddings")
+    if sequence.score_from is not None or sequence.sampling is not None or sequence.embedding is not None:
+        raise InvalidRequest(f"{where} is to be embedded; expected no score_from, no sampling and a new Sequence")
 
 
 def _check_targets(sequence: Sequence, targets: Targets, where: str, model_info: ModelInfo) -> None:

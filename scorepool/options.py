@@ -75,6 +75,15 @@ class ClassifyOptions(JobOptions, total=False):
     truncate: Literal["left", "right"] | None
 
 
+class EmbedOptions(JobOptions, total=False):
+    """Options of `Client.embed`."""
+
+    pooling: Literal["last", "mean"] | None
+    normalize: bool
+    dimensions: int | None
+    add_special_tokens: bool
+
+
 class TokenizeOptions(JobOptions, total=False):
     """Options of `Client.tokenize`. Give `messages` instead of a prompt to see a chat as the model reads it."""
 

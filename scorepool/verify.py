@@ -180,7 +180,7 @@ def _result_of(job: wire.Job) -> wire.Result:
         raise CannotTell(f"the job has no result but a failure, {job.failure.code}: {job.failure.message}")
     if job.result is None:
         raise CannotTell(f"the job is {job.status}; verify it when it has ended")
-    if job.kind in ("tokenize", "classify"):
+    if job.kind in ("tokenize", "classify", "embed"):
         raise CannotTell(f"a {job.kind} job computes no logprobs")
     return job.result
 
@@ -238,7 +238,7 @@ def _prompt_ids(index: int, sequence: wire.SequenceResult, request: wire.Request
     if isinstance(request, wire.Score):
         prompt, _ = next(islice(request.pairs(), index, None), (None, None))
     else:
-        prompt = None if isinstance(request, wire.Classify) else request.prompt
+        prompt = None if isinstance(request, wire.Classify | wire.Embed) else request.prompt
     if not isinstance(prompt, list) or len(prompt) != sequence.num_prompt_tokens:
         raise CannotTell(
             f"--request is of another job: the prompt of sequence {index} has {sequence.num_prompt_tokens} token ids"

@@ -13,7 +13,7 @@ from scorepool.wire.result import Result
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
-LineEndpoint = Literal["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"]
+LineEndpoint = Literal["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"]
 BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from scorepool.wire.request import Kind
+from scorepool.wire.request import Kind, Pooling
 from scorepool.wire.result import Failure, Provenance, Result
 
 Status = Literal["queued", "started", "finished", "failed", "canceled"]
@@ -181,6 +181,10 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     )
     classifier: Annotated[
         Classifier | None, Meta(description="null: a language model, which takes score and generate jobs.")
+    ] = None
+    pooling: Annotated[
+        Pooling | None,
+        Meta(description="The pooling of its embeddings unless a job says otherwise. null: it makes none."),
     ] = None
     crosscheck: Annotated[CrosscheckStatus | None, Meta(description="null: it takes no part in crosschecks.")] = None
     load: Annotated[

@@ -581,8 +581,34 @@ class Classify(Submission, tag="classify", frozen=True, kw_only=True):
     truncate: Truncate = None
 
 
-Request = Score | Generate | Tokenize | Classify
-Kind = Literal["score", "generate", "tokenize", "classify"]
+class EmbedItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Give what to embed: a text or token ids."""
+
+    prompt: Text | TokenIds
+
+
+Pooling = Literal["last", "mean"]
+
+
+class Embed(Submission, tag="embed", frozen=True, kw_only=True):
+    """Report the embeddings of texts: the pooled final hidden states of the model. If one item fails, the job fails."""
+
+    items: Annotated[list[EmbedItem], Meta(min_length=1, max_length=1024)]
+    pooling: Annotated[
+        Pooling | None,
+        Meta(
+            description="`last`: the last token. `mean`: the mean of all. null: the model's own, see `GET /v1/models`."
+        ),
+    ] = None
+    normalize: Annotated[bool, Meta(description="Divide each embedding by its length.")] = True
+    dimensions: (
+        Annotated[int, Meta(ge=1, le=65_536, description="Keep the first numbers, before they are normalised.")] | None
+    ) = None
+    add_special_tokens: Annotated[bool, Meta(description="Begin and end a text as the model's tokenizer does.")] = True
+
+
+Request = Score | Generate | Tokenize | Classify | Embed
+Kind = Literal["score", "generate", "tokenize", "classify", "embed"]
 
 
 def kind_of(request: Request) -> Kind:

@@ -81,6 +81,9 @@ class Provenance(Struct, frozen=True, kw_only=True, omit_defaults=True):
     backend: Annotated[str, Meta(description='Device and matrix library, such as "metal (Apple M2 Ultra)".')]
     versions: Annotated[dict[str, str], Meta(description="The versions of scorepool, mlx and mlx-lm.")]
     verification: Annotated[Verification | None, Meta(description="Absent in results of releases without it.")] = None
+    pooling: Annotated[
+        Literal["last", "mean"] | None, Meta(description="The pooling of the embeddings. Only of an embed job.")
+    ] = None
     cached: Annotated[
         bool,
         Meta(
@@ -232,6 +235,13 @@ class Classification(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = None
 
 
+class Embedding(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Report the embedding of one item."""
+
+    values: Annotated[Floats, Meta(description="The numbers: the width of the model, or `dimensions`.")]
+    num_tokens: Annotated[int, Meta(description="Tokens of the item.")]
+
+
 class Result(Struct, tag="result", frozen=True, kw_only=True, omit_defaults=True):
     """Report what a job computed."""
 
@@ -239,13 +249,16 @@ class Result(Struct, tag="result", frozen=True, kw_only=True, omit_defaults=True
         list[SequenceResult],
         Meta(
             description="One per item of a score job, `n` of a generate job, one of a tokenize job, none of a classify "
-            "job."
+            "or embed job."
         ),
     ]
     labels: Annotated[list[str], Meta(description="Names of the classifier's labels. Only of a classify job.")] = field(
         default_factory=list
     )
     classifications: Annotated[list[Classification], Meta(description="One per item of a classify job.")] = field(
+        default_factory=list
+    )
+    embeddings: Annotated[list[Embedding], Meta(description="One per item of an embed job.")] = field(
         default_factory=list
     )
     packed: Annotated[
@@ -271,6 +284,8 @@ class Result(Struct, tag="result", frozen=True, kw_only=True, omit_defaults=True
         if self.classifications:
             shown = "".join(f"\n  {one.label} {list(one.logits)}" for one in self.classifications[:SHOWN_SEQUENCES])
             return f"<Result of {self.stamp.model}: {len(self.classifications)} classified{shown}>"
+        if self.embeddings:
+            return f"<Result of {self.stamp.model}: {len(self.embeddings)} embedded>"
         count = f"{len(self.sequences)} sequence{'' if len(self.sequences) == 1 else 's'}"
         return f"<Result of {self.stamp.model}: {count}{shown}{rest}>"
 

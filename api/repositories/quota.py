@@ -72,6 +72,9 @@ def _num_top(request: wire.Request) -> int:
     return request.top_logprobs if isinstance(request, wire.Score | wire.Generate) else 0
 
 
+EMBEDDING_WIDTH = 4096  # about, of a model
+
+
 class ReportSize(NamedTuple):
     """Say how much a result has."""
 
@@ -88,6 +91,8 @@ def report_size(request: wire.Request, context_length: int, characters_per_token
 
     if isinstance(request, wire.Classify):
         return ReportSize(len(request.items), 0, 0)
+    if isinstance(request, wire.Embed):  # its numbers are packed as those of targets are
+        return ReportSize(len(request.items), 0, len(request.items) * EMBEDDING_WIDTH)
     if isinstance(request, wire.Score):
         is_whole = request.score == "all"
         lengths = [

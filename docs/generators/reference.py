@@ -15,7 +15,7 @@ from scorepool.store import Settings
 
 JOBS, ROUTES = (Path(__file__).parents[1] / f"{name}.md" for name in ("jobs", "routes"))
 SECTIONS = {  # of jobs.md; what these messages hold comes after them
-    "Kinds of jobs": ("Score", "Generate", "Tokenize", "Classify"),
+    "Kinds of jobs": ("Score", "Generate", "Tokenize", "Classify", "Embed"),
     "The job": ("Accepted", "Job", "JobPage"),
     "Results": ("Result",),
     "Failures": ("Failure",),
@@ -28,6 +28,7 @@ TAGS = {  # sections of routes.md
     "models": "Models",
     "weights": "Weights",
     "openai": "OpenAI's routes",
+    "anthropic": "Anthropic's routes",
     "tokens": "Tokens",
     "trl": "TRL's route",
     "vllm": "vLLM's routes",

@@ -27,12 +27,14 @@ REQUESTS = {
     "score": (options.ScoreOptions, wire.Score),
     "generate": (options.GenerateOptions, wire.Generate),
     "classify": (options.ClassifyOptions, wire.Classify),
+    "embed": (options.EmbedOptions, wire.Embed),
     "tokenize": (options.TokenizeOptions, wire.Tokenize),
 }
 MESSAGES = (
     wire.Result,
     wire.SequenceResult,
     wire.Classification,
+    wire.Embedding,
     wire.Job,
     wire.TokenDelta,
     wire.Progress,

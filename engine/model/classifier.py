@@ -55,6 +55,7 @@ _PREFIXES = {
     "stablelm": "StableLm",
     "starcoder2": "Starcoder2",
 }
+COMPARED_BODIES = frozenset(_PREFIXES)  # model types whose last hidden states are compared with transformers'
 _HEAD = "score."  # what the names of the head's tensors begin with
 _WEIGHT = "score.weight"
 _LM_HEAD = "lm_head."

@@ -38,6 +38,7 @@ from scorepool.engine.model.classifier_runner import ClassifierRunner
 from scorepool.engine.model.config import Config, load_raw_config
 from scorepool.engine.model.contradictions import refuse_contradictions, refuse_small_vocabulary
 from scorepool.engine.model.draft import DraftModel
+from scorepool.engine.model.pooling import default_pooling
 from scorepool.engine.model.prefix_store import PrefixStore
 from scorepool.engine.model.runner import ModelRunner
 from scorepool.engine.model_info import ModelInfo, Verification
@@ -65,8 +66,9 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
     chat = _load_chat_codec(folder, config, settings)
     model, config, position_limit = load_checked(folder, settings.dtype, checks_settings=False)
     mx.set_cache_limit(memory_budget.CACHE_LIMIT_BYTES)
-    split = AdapterBank(model, split_model(model))
-    head = None if classified is None else classifier.load_head(checkpoint.stored_tensors(folder), classified, split)
+    tapped = split_model(model)
+    split = AdapterBank(model, tapped)
+    head = None if classified is None else classifier.load_head(checkpoint.stored_tensors(folder), classified, tapped)
     vocab_size = count_logits(model)
     refuse_small_vocabulary(vocab_size, chat.tokenizer.token_ids)  # config.json may leave vocab_size out
     context_length = _context_length(config, position_limit)
@@ -95,6 +97,7 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
         surveyed=is_surveyed,
         speculation="unsupported" if speculates and not batch.can_speculate else settings.speculation,
         classifier=classified,
+        pooling=None if classified else default_pooling(folder, config, tapped),
     )
     model_info = replace(model_info, verification=_verify(model_info, folder, settings))
     log.info("serves %s: %s", settings.model, model_info.summary())

@@ -14,11 +14,12 @@ import mlx.core as mx
 
 from scorepool.engine.adapter import Adapter
 from scorepool.engine.errors import AdapterError, NonFiniteLogits
-from scorepool.engine.model import memory_budget
+from scorepool.engine.model import memory_budget, pooling
 from scorepool.engine.model.adapters.host import AdapterHost
 from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.model.batch import BatchRunner
 from scorepool.engine.model.draft import DraftModel
+from scorepool.engine.model.pooling import PooledStep
 from scorepool.engine.model.prefix_store import PrefixStore
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.sampling.logprobs import PendingLogprobs, TokenLogprobs, compute_logprobs, split_rows
@@ -40,6 +41,7 @@ class LaunchedStep:
 
     slices: dict[Sequence, Slice]  # those that are to give new entries
     pending: list[PendingLogprobs]
+    pooled: PooledStep
 
 
 class ModelRunner:
@@ -76,6 +78,8 @@ class ModelRunner:
         queries: list[LogprobQuery] = []
         hidden: list[mx.array] = []
         slices: dict[Sequence, Slice] = {}
+        embedded: list[tuple[Slice, int]] = []
+        num_rows = 0
         for forward in output.forwards:
             if forward[0].is_decode:
                 last_ids = self._last_ids(forward)
@@ -87,10 +91,15 @@ class ModelRunner:
                 last_ids = None
                 hidden.append(self._batch.prefill(forward))
             for row, slice_ in enumerate(forward):
-                if predictors := slice_.predictors:
+                if not (predictors := slice_.predictors):
+                    continue
+                if slice_.sequence.pooling is not None:
+                    embedded.append((slice_, num_rows))
+                else:
                     slices[slice_.sequence] = slice_
                     queries.append(self._query(slice_, predictors, row, last_ids))
-        rows = mx.concatenate(hidden)
+                num_rows += len(predictors)
+        pooled, rows = pooling.pool(embedded, mx.concatenate(hidden))
         late: list[Sequence] = []
         if any(query.sequence.constraint is not None for query in queries):
             mx.async_eval(rows)  # the device computes while the host reads the last tokens, and others what may follow
@@ -99,7 +108,7 @@ class ModelRunner:
             queries, rows = self._pause(late, queries, rows)
         pending = self._compute(queries, rows)
         self._remember_sampled_rows(pending)
-        return LaunchedStep(slices, pending), late
+        return LaunchedStep(slices, pending, pooled), late
 
     def read(self, step: LaunchedStep) -> list[SliceResult]:
         """Wait for a step and append to the columns. An error marks a sequence whose logits are no distribution."""
@@ -118,7 +127,7 @@ class ModelRunner:
                     self._append(found, result)
         if any(slice_.proposed_ids for slice_ in step.slices.values()):
             self._batch.drop_rejected({one.slice.sequence: one.num_rejected for one in results.values()})
-        return list(results.values())
+        return list(results.values()) + pooling.read(step.pooled)
 
     def max_proposed(self, position: int) -> int:
         """Return how many proposed tokens after the token at `position` a step can verify."""

@@ -12,15 +12,24 @@ from typing import Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from scorepool import wire
-from scorepool.options import ClassifyOptions, GenerateOptions, ScoreOptions, TokenizeOptions
+from scorepool.options import ClassifyOptions, EmbedOptions, GenerateOptions, ScoreOptions, TokenizeOptions
 from scorepool.sdk import calls
 from scorepool.sdk.async_batches import AsyncBatches
 from scorepool.sdk.async_models import AsyncModels
 from scorepool.sdk.async_webhooks import AsyncWebhooks
 from scorepool.sdk.chats import with_structs
 from scorepool.sdk.connection import RETRY_S, AsyncConnection, Event, events_of, url_and_key
+from scorepool.sdk.embedding_jobs import EmbedInput, embed_requests
 from scorepool.sdk.errors import JobTimeout, NotScorepool, ScorepoolError, TokensRestarted, Unreachable
-from scorepool.sdk.splitting import ClassifyInput, Division, Item, classify_requests, result_of, score_requests
+from scorepool.sdk.splitting import (
+    ClassifyInput,
+    Division,
+    Item,
+    ItemsRequest,
+    classify_requests,
+    result_of,
+    score_requests,
+)
 from scorepool.sdk.window import Window, cancel_tasks
 
 T = TypeVar("T")
@@ -361,7 +370,15 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
         """
         return await self._run_all(classify_requests(model, items, options))
 
-    async def _run_all(self, requests: Iterable[wire.Score | wire.Classify]) -> wire.Result:
+    async def embed(self, model: str, items: Iterable[EmbedInput], **options: Unpack[EmbedOptions]) -> wire.Result:
+        """Embed texts or token ids, and wait for the result. Options are the fields of `Embed`.
+
+        Any number of items is divided into jobs, and their results are joined. Raises JobFailed, ScorepoolError,
+        Unreachable, MixedResults; TypeError, ValueError for items that are none.
+        """
+        return await self._run_all(embed_requests(model, items, options))
+
+    async def _run_all(self, requests: Iterable[ItemsRequest]) -> wire.Result:
         """Run the jobs of one call, and join their results."""
         division = Division(requests)
         jobs: list[wire.Job] = []

@@ -8,14 +8,15 @@ from typing import Any, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from scorepool import wire
-from scorepool.options import ClassifyOptions, GenerateOptions, ScoreOptions, TokenizeOptions
+from scorepool.options import ClassifyOptions, EmbedOptions, GenerateOptions, ScoreOptions, TokenizeOptions
 from scorepool.sdk.async_client import MAX_IN_FLIGHT, AsyncClient
 from scorepool.sdk.batches import Batches
 from scorepool.sdk.connection import RETRY_S, AsyncConnection, url_and_key
+from scorepool.sdk.embedding_jobs import EmbedInput, embed_requests
 from scorepool.sdk.errors import ERRORS, ScorepoolError
 from scorepool.sdk.loop_thread import LoopThread
 from scorepool.sdk.models import Models
-from scorepool.sdk.splitting import ClassifyInput, Division, Item, classify_requests, score_requests
+from scorepool.sdk.splitting import ClassifyInput, Division, Item, ItemsRequest, classify_requests, score_requests
 from scorepool.sdk.webhooks import Webhooks
 
 T = TypeVar("T")
@@ -241,7 +242,15 @@ class Client(Models, Batches, Webhooks):
         """
         return self._run_all(classify_requests(model, items, options))
 
-    def _run_all(self, requests: Iterable[wire.Score | wire.Classify]) -> wire.Result:
+    def embed(self, model: str, items: Iterable[EmbedInput], **options: Unpack[EmbedOptions]) -> wire.Result:
+        """Embed texts or token ids, and wait for the result. Options are the fields of `Embed`.
+
+        Any number of items is divided into jobs, and their results are joined. Raises JobFailed, ScorepoolError,
+        Unreachable, MixedResults; TypeError, ValueError for items that are none.
+        """
+        return self._run_all(embed_requests(model, items, options))
+
+    def _run_all(self, requests: Iterable[ItemsRequest]) -> wire.Result:
         """Run the jobs of one call, and join their results."""
         division = Division(requests)
         jobs: list[wire.Job] = []

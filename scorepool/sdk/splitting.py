@@ -13,6 +13,7 @@ from scorepool.sdk.errors import JobFailed, MixedResults, ScorepoolError
 T = TypeVar("T")
 Pair = tuple[str, str] | tuple[list[int], list[int]]  # a prompt and a completion, both text or both token ids
 Item = Pair | str | list[int]
+ItemsRequest = wire.Score | wire.Classify | wire.Embed
 # What to classify: a text, token ids, or a chat, whose messages may be dicts.
 ClassifyInput = str | list[int] | list[wire.Message] | list[dict[str, Any]]
 ITEMS_PER_JOB = 256  # large enough that jobs cost little, small enough that several workers share the items
@@ -85,12 +86,12 @@ def to_classify_item(item: ClassifyInput, position: int) -> wire.ClassifyItem:
 class Division:
     """The requests of one call with items. Names an item by its place in the call, not by that in its job."""
 
-    def __init__(self, requests: Iterable[wire.Score | wire.Classify]) -> None:
+    def __init__(self, requests: Iterable[ItemsRequest]) -> None:
         self._requests = requests
         self._starts: list[int] = []
         self._num_items = 0
 
-    def __iter__(self) -> Iterator[wire.Score | wire.Classify]:
+    def __iter__(self) -> Iterator[ItemsRequest]:
         for request in self._requests:
             self._starts.append(self._num_items)
             self._num_items += len(request.items)
@@ -148,6 +149,7 @@ def join(
         sequences=[sequence for result in results for sequence in result.sequences],
         labels=first.labels,
         classifications=[one for result in results for one in result.classifications],
+        embeddings=[one for result in results for one in result.embeddings],
         packed=wire.join_packed([result.packed for result in results if result.packed]) if first.packed else None,
         temperature=first.temperature,
         logprobs_mode=first.logprobs_mode,

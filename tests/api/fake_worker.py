@@ -72,6 +72,7 @@ class FakeWorker:
         link: wire.WorkerLink | None = None,
         load: wire.EngineLoad | None = None,
         classifier: wire.Classifier | None = None,
+        pooling: wire.Pooling | None = None,
     ) -> None:
         """Register as a live worker, and keep the model as a recent one for `grace_s` after `unregister`."""
         card = self.card = wire.ServedModel(
@@ -85,6 +86,7 @@ class FakeWorker:
             created=1_795_000_000,
             tokenizer=wire.TokenizerInfo(bos_token=None, eos_token="</s>", pad_token=None, chat_template=None),
             classifier=classifier,
+            pooling=pooling,
             crosscheck=crosscheck,
             link=link,
             load=load,

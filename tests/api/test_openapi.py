@@ -55,7 +55,7 @@ def test_the_document_is_valid_and_complete(document: dict[str, Any]):
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 63
+    assert len(operations) == 64
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
@@ -370,6 +370,12 @@ OF_CLASSIFIERS: dict[str, tuple[dict[str, Any], wire.Result]] = {
 }
 
 
+EMBEDDED = replace(RESULT, sequences=[], embeddings=[wire.Embedding(values=wire.Floats([0.6, 0.8]), num_tokens=1)])
+OF_EMBEDDERS: dict[str, tuple[dict[str, Any], wire.Result]] = {
+    "/v1/embeddings": ({"model": "em", "input": "a"}, EMBEDDED),
+}
+
+
 async def call_synchronous(
     call: Any, routes: dict[str, tuple[dict[str, Any], wire.Result]], worker: FakeWorker
 ) -> None:
@@ -524,8 +530,14 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
         other.register(classifier=wire.Classifier(labels=["good"], activation="sigmoid"))
         classify = {"type": "classify", "model": "rm", "items": [{"prompt": "a"}]}
         await call_synchronous(call, OF_CLASSIFIERS, other)
+        embedder = FakeWorker(redis, model="em", name="w3")
+        embedder.register(pooling="last")
+        await call_synchronous(call, OF_EMBEDDERS, embedder)
         await call("POST", "/v1/jobs/bulk", json=[classify] * 6)
         for route, (body, _) in OF_CLASSIFIERS.items():
+            await call("POST", route, json=body)
+        await call("POST", "/v1/jobs/bulk", json=[{"type": "embed", "model": "em", "items": [{"prompt": "a"}]}] * 6)
+        for route, (body, _) in OF_EMBEDDERS.items():
             await call("POST", route, json=body)
 
     async with serving() as http:

@@ -4,8 +4,8 @@ from typing import get_type_hints
 
 import pytest
 
-from scorepool import Classify, Generate, Score, Tokenize
-from scorepool.options import ClassifyOptions, GenerateOptions, ScoreOptions, TokenizeOptions
+from scorepool import Classify, Embed, Generate, Score, Tokenize
+from scorepool.options import ClassifyOptions, EmbedOptions, GenerateOptions, ScoreOptions, TokenizeOptions
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,7 @@ from scorepool.options import ClassifyOptions, GenerateOptions, ScoreOptions, To
         (ScoreOptions, Score, {"model", "items"}),
         (GenerateOptions, Generate, {"model", "prompt"}),
         (ClassifyOptions, Classify, {"model", "items"}),
+        (EmbedOptions, Embed, {"model", "items"}),
         (TokenizeOptions, Tokenize, {"model", "prompt"}),
     ],
 )

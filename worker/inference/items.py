@@ -6,7 +6,7 @@ An item that cannot be run fails its job, or has its failure beside the others, 
 from typing import Literal
 
 from scorepool import wire
-from scorepool.engine import ChatCodec, Sequence, Targets, Tokenizer
+from scorepool.engine import ChatCodec, Pooling, Sequence, Targets, Tokenizer
 from scorepool.engine.errors import ContextLengthExceeded, EngineError, InvalidRequest
 from scorepool.worker.inference.engine_errors import map_engine_error
 from scorepool.worker.inference.prepared import PreparedSequence
@@ -136,6 +136,30 @@ def _encode_classified(
     yield from check_length([text], codec.tokenizer, _most_encoded(request, context_length), what)
     yield len(text)
     return codec.tokenizer.encode_whole(text) if adds_special_tokens else codec.tokenizer.encode(text, False)[0]
+
+
+def to_embedded(
+    request: wire.Embed, tokenizer: Tokenizer, context_length: int, pooling: Pooling
+) -> Steps[list[PreparedSequence]]:
+    """Return a sequence for each item, pooled as the request says, else as the model does by itself."""
+    prepared = []
+    for index, item in enumerate(request.items):
+        what = f"items[{index}]"
+        token_ids = item.prompt if isinstance(item.prompt, list) else []
+        if isinstance(item.prompt, str):
+            yield from check_length([item.prompt], tokenizer, context_length, what)
+            yield len(item.prompt)
+            token_ids = (
+                tokenizer.encode_whole(item.prompt)
+                if request.add_special_tokens
+                else tokenizer.encode(item.prompt, False)[0]
+            )
+        check_num_tokens(len(token_ids), context_length, what)
+        if not token_ids:
+            raise invalid_request(f"{what}.prompt", "it has no token for this model; give at least one character")
+        sequence = Sequence(token_ids=list(token_ids), pooling=request.pooling or pooling)
+        prepared.append(PreparedSequence(sequence, len(token_ids), False, False))
+    return prepared
 
 
 def _targets(request: wire.Score, item: wire.ScoreItem) -> Targets | None:

@@ -45,6 +45,7 @@ def served_model_of(
         surveyed=model_info.surveyed,
         worker=worker,
         classifier=_classifier_of(model_info),
+        pooling=model_info.pooling,
         aliases=aliases,
         created=int(REDIS_CLOCK.now_s()),
         tokenizer=TokenizerInfo(

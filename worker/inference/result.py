@@ -9,6 +9,7 @@ from scorepool.wire import Floats
 from scorepool.worker.inference.chat_answer import channels_and_calls, parse_answer
 from scorepool.worker.inference.classified import to_classified
 from scorepool.worker.inference.columns import MIN_LOGPROB, CountingClamp, clamp_logprob, result_columns
+from scorepool.worker.inference.embedded import to_embedded
 from scorepool.worker.inference.packed import to_packed
 from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.summary import about, failed_item, summary
@@ -22,6 +23,8 @@ def to_result(
         return _to_tokenized(prepared[0], codec.tokenizer, provenance)
     if isinstance(request, wire.Classify):
         return to_classified(prepared, provenance)
+    if isinstance(request, wire.Embed):
+        return to_embedded(request, prepared, provenance)
     if isinstance(request, wire.Score):
         prompt_tokens = sum(each.num_prompt_tokens for each in prepared)
         with_logprobs = True

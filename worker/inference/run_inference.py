@@ -147,7 +147,7 @@ def _mixes_weights(prepared: list[PreparedSequence]) -> bool:
 def num_rows(request: wire.Request) -> int:
     """Return how many rows of a batch the request fills."""
     match request:
-        case wire.Score(items=items) | wire.Classify(items=items):
+        case wire.Score(items=items) | wire.Classify(items=items) | wire.Embed(items=items):
             return len(items)
         case wire.Generate(n=n):
             return n
@@ -179,7 +179,9 @@ class InferenceRun:
         self._publisher = publisher
         self.owner = job.owner
         self.num_characters = num_characters(request)
-        self._steps = to_sequences(request, engine.chat, engine.model_info.context_length, job.owner)
+        self._steps = to_sequences(
+            request, engine.chat, engine.model_info.context_length, job.owner, engine.model_info.pooling or "last"
+        )
         self._sequences: list[Sequence] = []
         self._num_restarts = 0  # because other weights serve
         self._lock = Lock()  # guards the four below

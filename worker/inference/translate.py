@@ -13,9 +13,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from scorepool import wire
-from scorepool.engine import ChatCodec, Sampling, Sequence, Targets, Tokenizer
+from scorepool.engine import ChatCodec, Pooling, Sampling, Sequence, Targets, Tokenizer
 from scorepool.worker.inference.chat_answer import ChatPrompt
-from scorepool.worker.inference.items import to_classified, to_scored
+from scorepool.worker.inference.items import to_classified, to_embedded, to_scored
 from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.structured_outputs import callable_tools, constraints_of
 from scorepool.worker.inference.template_messages import to_template_messages, to_template_tool
@@ -35,6 +35,8 @@ def num_characters(request: wire.Request) -> int:
     """Return how many characters of text the request holds, without those of tools and calls."""
     if isinstance(request, wire.Score):
         return sum(len(text) for pair in request.pairs() for text in pair if isinstance(text, str))
+    if isinstance(request, wire.Embed):
+        return sum(len(item.prompt) for item in request.items if isinstance(item.prompt, str))
     if isinstance(request, wire.Classify):
         return sum(
             len(item.prompt) if isinstance(item.prompt, str) else _num_characters_of_chat(item.messages)
@@ -58,9 +60,9 @@ def with_seed(request: wire.Request, job_id: str) -> wire.Request:
 
 
 def to_sequences(
-    request: wire.Request, codec: ChatCodec, context_length: int, owner: str = ""
+    request: wire.Request, codec: ChatCodec, context_length: int, owner: str = "", pooling: Pooling = "last"
 ) -> Steps[list[PreparedSequence]]:
-    """Return one sequence per item of a score or classify job, n of a generate job.
+    """Return one sequence per item of a score, classify or embed job, n of a generate job.
 
     Raises engine.InvalidRequest, ContextLengthExceeded, JobError. The sequence of a tokenize job does not go to the
     engine: its tokens are the answer.
@@ -68,6 +70,8 @@ def to_sequences(
     if isinstance(request, wire.Tokenize):
         token_ids, bos_added, _ = yield from _encode_prompt(request, codec, max(context_length, MAX_TOKENIZED))
         return [PreparedSequence(Sequence(token_ids=token_ids), len(token_ids), False, bos_added)]
+    if isinstance(request, wire.Embed):
+        return (yield from to_embedded(request, codec.tokenizer, context_length, pooling))
     if isinstance(request, wire.Classify):
         return (yield from to_classified(request, codec, context_length))
     if isinstance(request, wire.Score):

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from scorepool.api.dialects.anthropic.endpoints import MESSAGES
-from scorepool.api.dialects.openai.endpoints import CHAT, COMPLETIONS, RESPONSES
+from scorepool.api.dialects.openai.endpoints import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
 from scorepool.api.dialects.protocol import Endpoint
 from scorepool.wire.batch import LineEndpoint
 from scorepool.wire.request import ModelName
@@ -74,4 +74,5 @@ LINE_ENDPOINTS: dict[LineEndpoint, Endpoint[Any]] = {
     "/v1/chat/completions": CHAT,
     "/v1/responses": RESPONSES,
     "/v1/messages": MESSAGES,
+    "/v1/embeddings": EMBEDDINGS,
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from scorepool import wire
-from scorepool.api.dialects.openai import chat, completions, foreign_fields, responses, responses_kept
+from scorepool.api.dialects.openai import chat, completions, embeddings, foreign_fields, responses, responses_kept
 from scorepool.api.dialects.openai.chat import ChatRequest
 from scorepool.api.dialects.openai.chat_reply import ChatChunk, ChatChunkWriter, ChatCompletion, to_chat_completion
 from scorepool.api.dialects.openai.completion_reply import (
@@ -17,6 +17,7 @@ from scorepool.api.dialects.openai.completion_reply import (
     to_completion,
 )
 from scorepool.api.dialects.openai.completions import CompletionRequest
+from scorepool.api.dialects.openai.embeddings import EmbeddingList, EmbeddingsRequest
 from scorepool.api.dialects.openai.responses import ResponseRequest
 from scorepool.api.dialects.openai.responses_reply import ResponseEvent, ResponseObject, ResponseWriter, to_response
 from scorepool.api.dialects.openai.tokens import (
@@ -136,6 +137,28 @@ class ResponsesEndpoint(Endpoint[ResponseRequest]):
         return responses.field_name(field)
 
 
+class EmbeddingsEndpoint(Endpoint[EmbeddingsRequest]):
+    name = "embed"
+    path = "/v1/embeddings"
+    summary = "Embed texts"
+    description = "The final hidden states of a language model, pooled and normalised: see embed jobs."
+    example: ClassVar = {"model": "demo", "input": ["import os", "import sys"]}
+    body_type = EmbeddingsRequest
+    reply_type = EmbeddingList
+    foreign_fields = foreign_fields.EMBEDDINGS
+    has_large_replies = True
+
+    def to_requests(self, body: EmbeddingsRequest, context: Context) -> Sequence[wire.Request]:
+        return [embeddings.to_request(body, context.timeout_s)]
+
+    def to_reply(self, body: EmbeddingsRequest, results: Sequence[wire.Result], context: Context) -> EmbeddingList:
+        [result] = results
+        return embeddings.to_embeddings(body, result)
+
+    def field_name(self, body: EmbeddingsRequest, field: str) -> str:
+        return embeddings.field_name(body, field)
+
+
 class TokenizeEndpoint(Endpoint[TokenizeRequest]):
     name = "tokenize"
     path = "/tokenize"
@@ -194,5 +217,6 @@ class DetokenizeEndpoint(Endpoint[DetokenizeRequest]):
 COMPLETIONS = CompletionsEndpoint()
 CHAT = ChatEndpoint()
 RESPONSES = ResponsesEndpoint()
+EMBEDDINGS = EmbeddingsEndpoint()
 TOKENIZE = TokenizeEndpoint()
 DETOKENIZE = DetokenizeEndpoint()

@@ -128,3 +128,18 @@ TOKENIZE: dict[str, object] = {
     "reasoning_effort": None,
     "tool_choice": None,
 }
+
+EMBEDDINGS: dict[str, object] = {
+    # vLLM
+    "additional_data": None,
+    "cache_salt": None,
+    "messages": None,
+    "mm_processor_kwargs": None,
+    "normalize": True,
+    "priority": 0,
+    "request_id": ANY,
+    "truncate_prompt_tokens": None,
+    # SGLang
+    "lora_path": None,
+    "rid": ANY,
+}

@@ -25,7 +25,7 @@ DIGEST_BYTES = 32
 # The inputs of a sequence that decide its values are all but these, so that a new one is not forgotten.
 _NOT_OPTIONS = {
     *("token_ids", "targets", "sampling"),  # digested in their own way
-    *("constraint", "classify"),  # such a sequence is not kept
+    *("constraint", "classify", "pooling"),  # such a sequence is not kept
     *("share", "fails_alone"),  # who waits for it
 }
 OPTIONS = tuple(name for name in INPUTS if name not in _NOT_OPTIONS)
@@ -47,7 +47,8 @@ def may_be_cached(request: wire.Request) -> bool:
 
 def is_kept(sequence: Sequence) -> bool:
     """True if the sequence may be given again."""
-    if sequence.classify or sequence.constraint is not None or sequence.reports_proposals:
+    is_other = sequence.classify or sequence.pooling is not None
+    if is_other or sequence.constraint is not None or sequence.reports_proposals:
         return False
     sampling = sequence.sampling
     return sampling is None or sampling.temperature == 0 or sampling.top_k == 1

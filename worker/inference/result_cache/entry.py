@@ -7,7 +7,10 @@ from math import isnan
 from scorepool.engine import ModelInfo, Sequence, TokenColumns
 from scorepool.wire import CachedSequence, Floats
 
-RESULTS = {"columns", "text_bytes", "finish_reason", "stop_reason", "class_logits", "error", "model_info"}
+RESULTS = {
+    *("columns", "text_bytes", "finish_reason", "stop_reason"),
+    *("class_logits", "embedding", "error", "model_info"),
+}
 INPUTS = tuple(each.name for each in fields(Sequence) if each.init and each.name not in RESULTS)
 
 

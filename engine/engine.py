@@ -317,9 +317,11 @@ class Engine:
             self._loop.residency.residents.append(self.resident)
 
     def _drop_for_another(self, core: EngineCore) -> None:
-        """Drop the weights, because another model needs the memory."""
+        """Drop the weights, because another model needs the memory. They stay while something is computed."""
         core.drop_weights()
-        self.is_loaded = self.resident.is_loaded = core.is_loaded
+        if core.is_loaded:
+            return
+        self.is_loaded = self.resident.is_loaded = False
         self._note_work(core)
         log.info(
             "dropped the weights of %s, %.0f MiB: another model needs the memory",

@@ -101,10 +101,12 @@ def _for_opening(settings: EngineSettings) -> EngineSettings:
 def _estimate_bytes(settings: EngineSettings) -> int:
     """Return what the weights may take, before they are loaded: 16-bit weights double where they become float32."""
     try:
-        folder = find_local_folder(settings.model)
+        folders = [find_local_folder(source) for source in (settings.model, settings.draft) if source is not None]
     except LoadError:
         return 0  # opening it says why
-    if folder is None:
-        return UNKNOWN_BYTES
     widens = settings.dtype == "float32" or (settings.dtype == "auto" and sys.platform != "darwin")
-    return sum(path.stat().st_size for path in folder.glob(WEIGHTS)) * (2 if widens else 1)
+    stored = sum(
+        UNKNOWN_BYTES if folder is None else sum(path.stat().st_size for path in folder.glob(WEIGHTS))
+        for folder in folders
+    )
+    return stored * (2 if widens else 1)

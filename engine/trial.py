@@ -105,7 +105,8 @@ def _describe_state(settings: EngineSettings) -> str:
     files = sorted(path for pattern in _FILES for path in folder.glob(pattern)) if folder.is_dir() else []
     stats = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
     versions = {name: installed_version(name) for name in _PACKAGES} | {"python": sys.version}
-    return json.dumps([asdict(replace(settings, load_marks=None)), versions, stats])
+    deciding = replace(settings, load_marks=None, memory_bytes=None, prefix_cache_bytes=0)
+    return json.dumps([asdict(deciding), versions, stats])
 
 
 def prevent_torch_import() -> None:

@@ -122,6 +122,10 @@ def demo() -> None:
 def serve(
     model: Model = None,
     adapter: Adapter = None,
+    one_worker: Annotated[
+        bool,
+        typer.Option("--one-worker", help="Serve all models by one worker process, in which they share the memory."),
+    ] = False,
     host: Host = None,
     port: Port = None,
     uds: Uds = None,
@@ -143,7 +147,7 @@ def serve(
         log_level=log_level,
         adapters=join_adapters(adapter),
     )
-    run("serve", lambda: commands.serve(model, environ))
+    run("serve", lambda: commands.serve(model, environ, one_worker=one_worker))
 
 
 @app.command(rich_help_panel=START, epilog=exit_statuses(_0=None, _1=NOT_STARTED, _143="SIGTERM"))
@@ -168,7 +172,11 @@ def api(
 def worker(
     rq_options: typer.Context,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME[,ALIAS...]=FOLDER_OR_HUB_ID", help="Default: $SCOREPOOL_MODEL.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[,ALIAS...]=FOLDER_OR_HUB_ID",
+            help="Several share this process and its memory. Default: $SCOREPOOL_MODEL or $SCOREPOOL_MODELS.",
+        ),
     ] = None,
     adapter: Adapter = None,
     webhooks: Annotated[bool, typer.Option("--webhooks", help="Deliver webhooks instead of serving a model.")] = False,
@@ -180,7 +188,6 @@ def worker(
 ) -> None:
     """Run one worker: `rq worker` with scorepool's class. Other options, such as --burst, are passed to `rq worker`."""
     environ = to_environ(
-        model=model,
         redis_url=redis_url,
         redis_url_file=redis_url_file,
         dtype=dtype,
@@ -191,7 +198,7 @@ def worker(
     if webhooks:
         run("worker --webhooks", lambda: commands.webhook_worker(environ, rq_options.args))
     else:
-        run("worker", lambda: commands.worker(environ, rq_options.args))
+        run("worker", lambda: commands.worker(model, environ, rq_options.args))
 
 
 @app.command(rich_help_panel=START, epilog=STARTED)

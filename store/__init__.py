@@ -62,6 +62,7 @@ from scorepool.store.settings import (
     parse_adapters,
     parse_drafts,
     parse_model,
+    parse_models,
 )
 from scorepool.store.webhook_secret import decode_webhook_secrets, encode_webhook_secret, webhook_secrets
 from scorepool.store.webhook_url import WebhookUrl, is_public, literal_address
@@ -99,6 +100,7 @@ __all__ = [
     "parse_adapters",
     "parse_drafts",
     "parse_model",
+    "parse_models",
     "queue_name",
     "queue_names",
     "rq_queue",

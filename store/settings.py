@@ -4,7 +4,7 @@ import difflib
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_type_hints
 
@@ -91,6 +91,19 @@ def parse_adapters(text: str) -> list[AdapterSpec]:
     return specs
 
 
+def parse_models(specs: Iterable[str], place: str) -> list[tuple[list[str], str]]:
+    """Parse several models. Raises SettingsError that names the place, also if two of them share a name."""
+    parsed, known = [], set[str]()
+    for spec in specs:
+        names, source = parse_model(spec)
+        for name in names:
+            if name in known:
+                raise SettingsError(f"{place}: the name {name!r} is given to two models; expected names that differ")
+        known.update(names)
+        parsed.append((names, source))
+    return parsed
+
+
 class Settings(Struct, frozen=True, kw_only=True):
     """The settings. The field `api_keys` is the variable SCOREPOOL_API_KEYS."""
 
@@ -146,6 +159,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     # worker
     model: str = ""  # NAME[,ALIAS...]=FOLDER_OR_HUB_ID
     adapters: str = ""  # NAME[@MODEL]=FOLDER[;NAME=...]: LoRA adapters to load
+    models: str = ""  # instead of model, several in one worker process: the same form, separated by semicolons
+    model_turn_s: Annotated[float, Meta(ge=0.1, le=YEAR_S)] = (
+        10.0  # of several models that do not fit together: how long one keeps the memory while others wait
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     mode: Literal["default", "exact"] = "default"  # exact: bit for bit the same in any batch, slower
     tool_parser: FormatName = (
@@ -185,6 +202,13 @@ class Settings(Struct, frozen=True, kw_only=True):
     webhook_allow_private: bool = False  # allow http and addresses that are not public
     webhook_max_in_flight: Count = 200
     webhook_timeout_s: Annotated[float, Meta(gt=0, le=60)] = 15.0  # of one attempt, from the lookup of the name on
+
+    @property
+    def model_specs(self) -> list[str]:
+        """The models of a worker, each in the form of SCOREPOOL_MODEL; none if the settings name none."""
+        if self.models:
+            return [spec.strip() for spec in self.models.split(";") if spec.strip()]
+        return [self.model] if self.model else []
 
     def job_url(self, job_id: str) -> str:
         """Return the URL at which a job and its result are fetched."""
@@ -238,6 +262,8 @@ class Settings(Struct, frozen=True, kw_only=True):
                     f"{PREFIX}{name.upper()} is set and empty: give keys, as `scorepool key NAME` prints them, "
                     "or leave the variable out for a server without keys"
                 )
+        if given.get("model") and given.get("models"):
+            raise SettingsError(f"{PREFIX}MODEL and {PREFIX}MODELS are both set: leave one of them out")
         if path := given.get("redis_url_file"):
             if given.get("redis_url"):
                 raise SettingsError(f"{PREFIX}REDIS_URL and {PREFIX}REDIS_URL_FILE are both set: leave one of them out")

@@ -27,6 +27,7 @@ from scorepool.local.stack import (
     certify_command,
     check_model_command,
     embedded_redis,
+    model_environ,
     webhook_command,
     webhook_secret_command,
     worker_command,
@@ -71,7 +72,7 @@ def demo() -> int:
 
 
 @ends_in_log("serve")
-def serve(models: list[str] | None, environ: dict[str, str]) -> int:
+def serve(models: list[str] | None, environ: dict[str, str], *, one_worker: bool = False) -> int:
     """Run every process until Ctrl-C."""
     settings = load_server_settings(environ)
     specs = models or [f"demo={DEMO_MODEL}"]
@@ -90,7 +91,9 @@ def serve(models: list[str] | None, environ: dict[str, str]) -> int:
     interrupt_on_sigterm()
     store.logs.configure("serve", settings.log_format, settings.log_level)
     try:
-        with Stack(specs, state=make_state_dir(settings), environ=environ, redis_url=url) as stack:
+        with Stack(
+            specs, state=make_state_dir(settings), environ=environ, redis_url=url, one_worker=one_worker
+        ) as stack:
             print(f"ready {stack.url}", flush=True)  # noqa: T201
             has_keys = bool(settings.api_keys or settings.api_keys_file)
             print(example_command(stack.url, next(iter(stack.models)), has_keys=has_keys), flush=True)  # noqa: T201
@@ -139,14 +142,21 @@ def api(environ: dict[str, str]) -> NoReturn:
 
 
 @ends_in_log("worker")
-def worker(environ: dict[str, str], rq_options: Sequence[str]) -> NoReturn:
-    """Replace this process with the worker of one model."""
+def worker(models: list[str] | None, environ: dict[str, str], rq_options: Sequence[str]) -> NoReturn:
+    """Replace this process with the worker of one model or several."""
+    if models:
+        environ = environ | model_environ(models)
     settings = load_settings(environ)
-    if not settings.model:
+    specs = settings.model_specs
+    if not specs:
         raise CommandError(
             "name the model to serve: --model NAME=FOLDER_OR_HUB_ID or SCOREPOOL_MODEL; or use --webhooks"
         )
-    run_rq(worker_command(parse_model(settings.model)[0]), settings, environ, rq_options)
+    try:
+        parsed = store.parse_models(specs, "--model" if models else "SCOREPOOL_MODELS")
+    except store.SettingsError as error:
+        raise CommandError(str(error)) from None
+    run_rq(worker_command(*(names for names, _ in parsed)), settings, environ, rq_options)
 
 
 @ends_in_log("webhooks")

@@ -51,8 +51,8 @@ class StackError(RuntimeError):
     """A process that did not start. The message names it and shows the end of its log."""
 
 
-def worker_command(names: Sequence[str]) -> list[str]:
-    """Return the `rq worker` command that serves one model under these names."""
+def worker_command(*models: Sequence[str]) -> list[str]:
+    """Return the `rq worker` command that serves models in one process. Each is given by its names."""
     return [
         rq(),
         "worker",
@@ -60,8 +60,15 @@ def worker_command(names: Sequence[str]) -> list[str]:
         "scorepool.worker.BatchWorker",
         *CONNECTION_CLASS,
         "--with-scheduler",
-        *store.queue_names(*names),
+        *(queue for names in models for queue in store.queue_names(*names)),
     ]
+
+
+def model_environ(specs: Sequence[str]) -> dict[str, str]:
+    """Return the settings of a worker that name its models."""
+    if len(specs) == 1:
+        return {"SCOREPOOL_MODEL": specs[0], "SCOREPOOL_MODELS": ""}
+    return {"SCOREPOOL_MODEL": "", "SCOREPOOL_MODELS": ";".join(specs)}
 
 
 def webhook_command() -> list[str]:
@@ -139,9 +146,10 @@ class Stack:
 
     `models` have the form of SCOREPOOL_MODEL: `NAME=FOLDER_OR_HUB_ID`. `environ` holds settings for every process;
     None unsets one.
-    A model that cannot be loaded at the start is left out if there are others. `watch` and `restart_dead` restart a
-    process that died, as launchd or systemd would. The folder `state` of a temporary stack is deleted at the end, also
-    if this process is killed.
+    Each model has a worker process of its own, or with `one_worker` all have one together.
+    A model that cannot be loaded at the start is left out if there are others, except of one worker. `watch` and
+    `restart_dead` restart a process that died, as launchd or systemd would. The folder `state` of a temporary stack is
+    deleted at the end, also if this process is killed.
     """
 
     def __init__(
@@ -153,7 +161,9 @@ class Stack:
         redis_url: str | None = None,
         logs: Path | None = None,
         is_temporary: bool = False,
+        one_worker: bool = False,
     ) -> None:
+        self._one_worker = one_worker
         self.models = {store.parse_model(spec)[0][0]: spec for spec in models}  # by name
         merged = {**os.environ, **environ, "SCOREPOOL_REDIS_URL": None, "SCOREPOOL_REDIS_URL_FILE": None}  # see _start
         self._environ = {name: value for name, value in merged.items() if value is not None}
@@ -185,9 +195,9 @@ class Stack:
             self._start("api", api_command(), {})
             if self.settings.webhook_secret:  # without one the API accepts no job that has a webhook
                 self._start("webhooks", add_import_path(webhook_command()), {})
-            for name, spec in self.models.items():
-                command = add_import_path(worker_command(store.parse_model(spec)[0]))
-                self._start(f"worker {name}", command, {"SCOREPOOL_MODEL": spec})
+            for name, specs in self._workers().items():
+                command = worker_command(*(store.parse_model(spec)[0] for spec in specs))
+                self._start(f"worker {name}", add_import_path(command), model_environ(specs))
             self._wait_until_ready()
         except BaseException:
             self._open.close()
@@ -221,8 +231,14 @@ class Stack:
             self._start(name, *self._commands[name])
 
     def pid(self, name: str) -> int:
-        """Return the process id of `api`, `webhooks` or `worker NAME`."""
+        """Return the process id of `api`, `webhooks`, `worker NAME`, or `worker NAME,NAME` of one worker of all."""
         return self._processes[name].pid
+
+    def _workers(self) -> dict[str, list[str]]:
+        """Return the models of each worker process, by its name."""
+        if self._one_worker:
+            return {",".join(self.models): list(self.models.values())}
+        return {name: [spec] for name, spec in self.models.items()}
 
     def _is_due(self, name: str) -> bool:
         """True if a process that ended may start again. Each early end doubles the delay."""
@@ -294,7 +310,7 @@ class Stack:
                     continue
                 ended = f"{name} ended with {process.returncode} before it was ready{self._log_tail(name)}"
                 model = name.removeprefix("worker ")
-                if model == name or len(self.models) == 1:
+                if model == name or len(self.models) == 1 or self._one_worker:
                     raise StackError(ended)
                 log.warning("%s; serving the other models without it", ended)
                 self._child_reaper.unwatch(process.pid)

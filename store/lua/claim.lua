@@ -9,9 +9,10 @@
 --
 -- KEYS  list and wip registry of each queue, the first to be drained first
 -- ARGV  worker, its key, lease_ms, grace_s; session of the worker and number of the claim in it;
---       max_jobs, jobs in flight, max_in_flight, '1': round robin, list length, most bytes of requests in the reply;
+--       max_jobs, jobs in flight of these queues, max_in_flight, '1': round robin, list length, most bytes of requests in the reply;
 --       speed ('' if not measured, '-' to leave it as it is), '1': claim also more than the share,
 --       '1': wait for a message if there are fewer than max_jobs, '1': take what others have not begun;
+--       jobs in flight of the worker's other queues;
 --       number of owners that get no job, their names; number of leases whose jobs have begun, their keys;
 --       number of leases that the worker knows, their keys, or -1. With them, the reply holds the leases under the
 --       worker's name that it does not know, because a reply or a message to it was lost.
@@ -20,6 +21,7 @@ local worker, worker_key, lease_ms, grace_s, session, number = unpack(ARGV, 1, 6
 local max_jobs, in_flight, max_in_flight, round_robin = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10] == '1'
 local list_length, max_bytes, speed = tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[13]
 local keeps_to_share, waits, takes_over = ARGV[14] ~= '1', ARGV[15] == '1', ARGV[16] == '1'
+local num_elsewhere = tonumber(ARGV[17])
 local num_queues = #KEYS / 2
 local rows, num_bytes = {}, 0
 
@@ -45,7 +47,7 @@ for i = 1, num_queues do
   if speed ~= '-' then write_speed(queues[i], worker, speed, now) end
 end
 
-local at = 17
+local at = 18
 -- Return the next list of arguments, which follows its length; nil for the length -1.
 local function read_list()
   local count, list = tonumber(ARGV[at]), {}
@@ -107,7 +109,7 @@ end
 -- Lease a job. Return 'leased', or 'full': the job may not join those in flight.
 local function lease_job(i, id, max_concurrency)
   local allowed = math.min(max_in_flight, math.max(1, max_concurrency or max_in_flight))
-  if in_flight + 1 > allowed then return 'full' end
+  if in_flight + num_elsewhere + 1 > allowed then return 'full' end
   max_in_flight = allowed
   in_flight = in_flight + 1
   add(take(i, KEYS[2 * i - 1], KEYS[2 * i], id, new_execution(), worker, lease_ms, grace_s))
@@ -196,15 +198,18 @@ local function take_over()
     redis.call('PUBLISH', WAKE_ .. found.holder, pack({'taken', found.id .. ':' .. found.execution}))
   end
 end
-if takes_over and #rows == 0 and num_waiting == 0 and num_leased > in_flight and in_flight < max_in_flight then take_over() end
+if takes_over and #rows == 0 and num_waiting == 0 and num_leased > in_flight
+  and in_flight + num_elsewhere < max_in_flight then take_over() end
 
 local MAX_HANDED_OUT = 4  -- jobs that are sent to a worker before it claims again, because it may have fallen asleep
-local num_offered = math.min(MAX_HANDED_OUT, num_wanted - (#rows - num_before), max_in_flight - in_flight)
+local num_offered = math.min(MAX_HANDED_OUT, num_wanted - (#rows - num_before), max_in_flight - in_flight - num_elsewhere)
 local is_waiting = waits and num_waiting == 0 and num_offered > 0
 wait(worker, queues, is_waiting and speed_of(queues[1], worker))
 if is_waiting then
   local offer = {lease_ms, grace_s, string.format('%s%08x', session, number), num_offered}
   try('hash', 'HSET', worker_key, 'waits_with', table.concat(offer, ' '))
+elseif in_flight + num_elsewhere >= max_in_flight then
+  try('hash', 'HDEL', worker_key, 'waits_with')  -- it may wait for jobs of its other queues, and must have none now
 end
 
 if #rows > 0 then

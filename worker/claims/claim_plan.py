@@ -28,6 +28,7 @@ AHEAD_S = 0.15  # seconds of work that wait in the worker beyond what the exchan
 # After running out of jobs: the worker measures only the speed at which it got some.
 MAX_GAIN = 4.0  # of what is kept ahead
 GAIN_UP, GAIN_DOWN = 1.4, 0.97  # at each claim
+UNREADY_SPEED = 1e-6  # so that its share is nothing, unless no other worker is ready
 UNSENT_S = 2.0  # seconds of ended jobs that wait to be recorded, above which the network is what limits the worker
 FIRST_JOBS = 4  # that a worker may have at first
 DOUBLING_S = 0.1  # until a worker that has not ended a job yet may have twice as many
@@ -66,6 +67,7 @@ class ClaimPlan:
         self.load = Load()
         self.queues_are_empty = False  # the last claim found no more, and nobody has woken the worker since
         self.round_trip_s = 0.0  # of an exchange, smoothed
+        self.is_ready = True  # False: jobs of these queues would have to wait for weights to be loaded
         self._is_refused = False  # the last claim found jobs and got none
         self._is_behind = False  # too many ended jobs wait to be recorded
         self._must_reconcile = False
@@ -102,6 +104,12 @@ class ClaimPlan:
             num_ended=len(in_flight) - len(running),
         )
         self.speed.advance(awake_s(), bool(in_flight))
+
+    def set_ready(self, is_ready: bool) -> None:
+        """Say whether jobs can begin at once. If not, workers whose jobs can are to have them: see `claim`."""
+        if is_ready != self.is_ready:
+            self.is_ready = is_ready
+            self._speed_written_at = -math.inf
 
     def end(self, inflight: HeldJob) -> None:
         """Count a job whose end is recorded."""
@@ -184,7 +192,7 @@ class ClaimPlan:
             exceeds_share=exceeds_share or looks_for_others,
             waits=has_room,
             takes_over=looks,
-            speed=self.speed.work_per_s,
+            speed=self.speed.work_per_s if self.is_ready else UNREADY_SPEED,
             writes_speed=writes_speed,
             begun=self._unreported,
             known=list(known) if reconciles else None,

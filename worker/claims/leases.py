@@ -61,7 +61,8 @@ class Claim:
     """What a worker asks for."""
 
     max_jobs: int
-    num_in_flight: int
+    num_in_flight: int  # of these queues
+    num_elsewhere: int = 0  # in flight of the worker's other queues
     max_in_flight: int  # below the worker's capacity while a job in flight may have killed a worker (reclaim.lua)
     list_length: int = LIST_LENGTH
     max_bytes: int = MAX_BYTES  # of requests in the reply; the last one may exceed it
@@ -81,7 +82,7 @@ class Claim:
         args: list[str | int | float] = [self.max_jobs, self.num_in_flight, self.max_in_flight, int(self.round_robin)]
         args += [self.list_length, self.max_bytes, speed]
         args += [int(flag) for flag in (self.exceeds_share, self.waits, self.takes_over)]
-        args += [len(self.excluded), *self.excluded, len(self.begun), *self.begun]
+        args += [self.num_elsewhere, len(self.excluded), *self.excluded, len(self.begun), *self.begun]
         args += [-1] if self.known is None else [len(self.known), *self.known]
         return args
 

@@ -1,38 +1,40 @@
-"""The worker of one model: the jobs of its queues run in one continuous batch.
+"""The worker of one model, or of several: the jobs of each run in one continuous batch.
 
     rq worker -w scorepool.worker.BatchWorker --connection-class scorepool.worker.Redis --with-scheduler demo
 
-SCOREPOOL_MODEL names the model. Its engine starts in `open`, so never before a fork.
+SCOREPOOL_MODEL names the model, or SCOREPOOL_MODELS several. Engines start in `open`, so never before a fork.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 from redis.client import Pipeline
 
-from scorepool.engine import Engine, EngineDeadError, EngineSettings, LoadError, ModelInfo
+from scorepool.engine import Engine, EngineDeadError, EngineSettings, LoadError, ModelInfo, open_engines
 from scorepool.engine.trial import prevent_torch_import
 from scorepool.store import INFER, Keys, parse_model
-from scorepool.wire import EngineLoad, WeightsSource
+from scorepool.store.weights import WeightsRecord
+from scorepool.wire import WeightsSource
 from scorepool.worker.claims.link_report import LinkReport
+from scorepool.worker.claims.queue_group import QueueGroup, QueueGroups
 from scorepool.worker.engine_settings import engine_settings
 from scorepool.worker.inference.budget import EVERY_S as BUDGET_EVERY_S
 from scorepool.worker.inference.budget import Budget
-from scorepool.worker.inference.configured_adapters import configured_adapters, load_adapters
+from scorepool.worker.inference.configured_adapters import (
+    check_models_of_adapters,
+    configured_adapters,
+    load_adapters,
+)
+from scorepool.worker.inference.configured_models import ConfiguredModel, configured_models
 from scorepool.worker.inference.crosscheck_mail import CrosscheckMail
 from scorepool.worker.inference.crosschecker import Crosschecker
 from scorepool.worker.inference.engine_errors import map_engine_error
-from scorepool.worker.inference.engine_rates import RateWindow
-from scorepool.worker.inference.prefix_tokens import PrefixTokens
+from scorepool.worker.inference.hosted_model import HostedModel
 from scorepool.worker.inference.provenance import provenance_of
-from scorepool.worker.inference.registration import (
-    WorkerRegistration,
-    configured_model,
-    served_adapters,
-    served_model_of,
-)
+from scorepool.worker.inference.registration import WorkerRegistration, served_adapters, served_model_of
 from scorepool.worker.inference.result_cache.cache_store import CacheStore
 from scorepool.worker.inference.result_cache.result_cache import ResultCache
 from scorepool.worker.inference.run_inference import InferenceRunner
@@ -42,6 +44,8 @@ from scorepool.worker.inference.weights_store import WeightsStore, WeightsUnavai
 from scorepool.worker.machine.periodic_tasks import PeriodicTask
 from scorepool.worker.machine.watchdog import WatchedOperations
 from scorepool.worker.rq.errors import StartError
+from scorepool.worker.rq.in_flight import AsyncResult
+from scorepool.worker.rq.job import Job
 from scorepool.worker.rq.worker import Worker
 
 
@@ -49,59 +53,63 @@ class BatchWorker(Worker):
     takes_over = True
 
     def log_fields(self) -> dict[str, str]:
-        return super().log_fields() | {"model": self.settings.model.partition("=")[0].partition(",")[0]}
+        names = (spec.strip().partition("=")[0].partition(",")[0] for spec in self.settings.model_specs)
+        return super().log_fields() | {"model": ",".join(names)}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.engine: Engine | None = None
-        self.inference: InferenceRunner | None = None
-        self.registration: WorkerRegistration | None = None
-        self.crosschecker: Crosschecker | None = None
+        self.models: list[HostedModel] = []
         self.budget: Budget | None = None
-        self.prefix_tokens = PrefixTokens()
-        self.weights: WeightsStore | None = None
-        self.mover: WeightsMover | None = None
-        self._rate_window = RateWindow()
 
     def open(self) -> None:
-        (model, *aliases), source = configured_model(self.settings, self.queue_names())
-        weights = WeightsStore(self.connection, model, self.name, self.settings.state_folder() / "weights")
-        self.engine, weights_source = self.start_version(source, weights)
-        load_adapters(self.engine, configured_adapters(self.settings, [model, *aliases]))
-        self.budget = Budget(self.engine) if self.settings.adapt_budget else None
-        provenance = provenance_of(model, self.engine.model_info)
-        served_model = served_model_of(provenance, self.engine.model_info, self.engine.chat, self.name, aliases)
-        link_report = LinkReport(self.plan, self.exchanger.link_speed, self.leases)
-        registration = WorkerRegistration(served_model, link_report.read, self.settings.model_grace_s, self.read_load)
-        registration.read_adapters = partial(served_adapters, self.engine)
+        configured = configured_models(self.settings, self.queue_names())
+        check_models_of_adapters(self.settings, [one.names for one in configured])
+        stores = [self.open_weights(one.names[0], is_alone=len(configured) == 1) for one in configured]
+        engines, sources = self.start_engines(configured, stores)
+        self.budget = Budget(*engines) if self.settings.adapt_budget else None
+        groups = [QueueGroup(one.queues) for one in configured]
+        self.models = [
+            HostedModel(engine, group, self.settings, self.budget, is_one_of_several=len(engines) > 1)
+            for engine, group in zip(engines, groups, strict=True)
+        ]
+        self.queue_groups = QueueGroups(groups)
+        publisher = TokenPublisher(self.connection)
+        for hosted, one in zip(self.models, configured, strict=True):
+            self.host(hosted, one, publisher)
+        for hosted, store, weights_source in zip(self.models, stores, sources, strict=True):
+            hosted.weights = store
+            hosted.mover = self.start_mover(hosted, store, weights_source)
+        self.functions[INFER] = self.run_inference
+
+    def host(self, hosted: HostedModel, configured: ConfiguredModel, publisher: TokenPublisher) -> None:
+        """Get ready for the jobs of one of the models, and show it from the next heartbeat on."""
+        engine, (name, *aliases) = hosted.engine, configured.names
+        load_adapters(engine, configured_adapters(self.settings, configured.names))
+        card = self.name if len(self.models) == 1 else f"{self.name}/{name}"
+        provenance = provenance_of(name, engine.model_info)
+        served_model = served_model_of(provenance, engine.model_info, engine.chat, self.name, aliases)
+        link_report = LinkReport(hosted.group.plan, self.exchanger.link_speed, self.leases)
+        registration = WorkerRegistration(
+            served_model, link_report.read, self.settings.model_grace_s, hosted.read_load, card
+        )
+        registration.read_adapters = partial(served_adapters, engine)
         if self.settings.crosscheck:
-            self.crosschecker = self.start_crosschecks(self.engine, model, registration)
-        self.registration = registration  # from now on each heartbeat shows the model
-        self.functions[INFER] = self.inference = InferenceRunner(
-            self.engine, model, TokenPublisher(self.connection), self.crosschecker, self.open_cache(self.engine)
-        )
-        self.weights = weights
-        self.mover = self.start_mover(self.engine, weights, weights_source, registration)
+            hosted.crosschecker = self.start_crosschecks(engine, name, registration)
+        hosted.inference = InferenceRunner(engine, name, publisher, hosted.crosschecker, self.open_cache(engine))
+        hosted.registration = registration
 
-    def read_load(self) -> EngineLoad | None:
-        """Return how full the engine was at its last step."""
-        if self.engine is None:
-            return None
-        running_rows, cached_tokens = self.engine.load
-        return EngineLoad(
-            running_rows=running_rows,
-            max_running_rows=self.settings.max_running_rows,
-            cached_tokens=cached_tokens,
-            max_cached_tokens=self.engine.model_info.max_cached_tokens,
-            budget=1.0 if self.budget is None else self.budget.share,
-            strains=[] if self.budget is None else sorted(self.budget.strains),
-            is_loaded=self.engine.is_loaded,
-            rates=self._rate_window.rates(self.engine.stats),
-        )
+    def run_inference(self, job: Job) -> AsyncResult:
+        """Start a job on the model of its queue. Raises wire.Invalid, JobError."""
+        group = self.queue_groups.of_queue(job.origin)
+        [inference] = [hosted.inference for hosted in self.models if hosted.group is group]
+        assert inference is not None
+        return inference(job)
 
-    def num_wanted(self) -> int:
-        share = 1.0 if self.budget is None else self.budget.share
-        return self.plan.num_wanted(max(1, int(self.settings.max_running_rows * share)))
+    def num_wanted(self, group: QueueGroup) -> int:
+        return sum(hosted.num_wanted() for hosted in self.models if hosted.group is group)
+
+    def excluded_owners(self, group: QueueGroup) -> AbstractSet[str]:
+        return frozenset().union(*(hosted.excluded_owners() for hosted in self.models if hosted.group is group))
 
     def periodic_tasks(self) -> list[PeriodicTask]:
         return [*super().periodic_tasks(), PeriodicTask(self._update_budget, every_s=BUDGET_EVERY_S)]
@@ -111,45 +119,69 @@ class BatchWorker(Worker):
             self.budget.update()
 
     def rest(self, idle_s: float) -> None:
-        """Drop the weights after `idle_unload_s`. The engine does nothing while a crosscheck runs."""
+        """Drop the weights after `idle_unload_s`. The engines do nothing while a crosscheck runs."""
         limit_s = self.settings.idle_unload_s
-        if limit_s and idle_s >= limit_s and self.engine is not None and self.engine.is_loaded:
+        for hosted in self.models if limit_s and idle_s >= limit_s else ():
             try:
-                self.engine.drop_weights()
+                if hosted.engine.is_loaded:
+                    hosted.engine.drop_weights()
             except EngineDeadError as error:
                 raise map_engine_error(error) from error
 
-    def excluded_owners(self) -> AbstractSet[str]:
-        return frozenset() if self.inference is None else self.inference.tokenizing.crowded_owners
+    def open_weights(self, name: str, *, is_alone: bool) -> WeightsStore:
+        """Return the versions of a model's weights. Of several models, each keeps what was sent in its own folder."""
+        folder = self.settings.state_folder() / "weights"
+        return WeightsStore(self.connection, name, self.name, folder if is_alone else folder / f"of-{quote(name, '')}")
+
+    def start_engines(
+        self, configured: Sequence[ConfiguredModel], stores: Sequence[WeightsStore]
+    ) -> tuple[list[Engine], list[WeightsSource | None]]:
+        """Start the engines with the versions of the weights that are committed. Raises StartError."""
+        if len(configured) == 1:
+            engine, source = self.start_version(configured[0].source, stores[0])
+            return [engine], [source]
+        prevent_torch_import()
+        settings, records = {}, []
+        for one, store in zip(configured, stores, strict=True):
+            record, folder = committed_weights(store)
+            records.append(record)
+            name = one.names[0]
+            settings[name] = engine_settings(one.source, self.settings, name, folder, record.version if folder else 0)
+        try:
+            engines = list(open_engines(settings, self.settings.model_turn_s).values())
+        except LoadError as error:
+            raise StartError(error.message) from None
+        try:
+            for engine, store, record in zip(engines, stores, records, strict=True):
+                check_fingerprint(engine, store, record)
+        except StartError:
+            for engine in engines:
+                engine.close()
+            raise
+        return engines, [record.source for record in records]
 
     def start_engine(self, source: str) -> Engine:
-        """Start the engine; block until the model is loaded. Raises StartError."""
-        return open_engine(engine_settings(source, self.settings, parse_model(self.settings.model)[0][0]))
+        """Start the only engine; block until the model is loaded. Raises StartError."""
+        name = next((parse_model(spec)[0][0] for spec in self.settings.model_specs), "")
+        return open_engine(engine_settings(source, self.settings, name))
 
     def start_version(self, source: str, weights: WeightsStore) -> tuple[Engine, WeightsSource | None]:
-        """Start the engine with the version of the weights that is committed. Raises StartError."""
-        weights.forget(keep=None)
-        record = weights.read()
-        if record.source is None:
+        """Start the only engine with the version of the weights that is committed. Raises StartError."""
+        record, folder = committed_weights(weights)
+        if folder is None:
             return self.start_engine(source), None
-        what = f"version {record.version} of the weights of {weights.model}"
-        try:
-            folder = weights.fetch(record.source)
-        except WeightsUnavailable as error:
-            raise StartError(f"{what} is missing: {error}") from None
         engine = open_engine(engine_settings(source, self.settings, weights.model, folder, record.version))
-        if record.fingerprint not in (None, found := engine.model_info.fingerprint):
+        try:
+            check_fingerprint(engine, weights, record)
+        except StartError:
             engine.close()
-            raise StartError(
-                f"{what} has the fingerprint {record.fingerprint}, and the weights in {folder} have {found}: they were "
-                "changed since; push a version, or put them back"
-            )
+            raise
         return engine, record.source
 
-    def start_mover(
-        self, engine: Engine, weights: WeightsStore, source: WeightsSource | None, registration: WorkerRegistration
-    ) -> WeightsMover:
-        """Follow the versions of the weights from now on. Raises StartError."""
+    def start_mover(self, hosted: HostedModel, weights: WeightsStore, source: WeightsSource | None) -> WeightsMover:
+        """Follow the versions of a model's weights from now on. Raises StartError."""
+        registration = hosted.registration
+        assert registration is not None
 
         def show(model_info: ModelInfo) -> None:
             registration.show_model(provenance_of(weights.model, model_info), model_info)
@@ -157,7 +189,7 @@ class BatchWorker(Worker):
                 registration.renew(pipeline)
                 pipeline.execute()
 
-        mover = WeightsMover(engine, weights, source, show, self._fail_engine)
+        mover = WeightsMover(hosted.engine, weights, source, show, self._fail_engine)
         try:
             mover.start(1.5 * registration.read_link().lease_s)
         except EngineDeadError as error:
@@ -168,14 +200,13 @@ class BatchWorker(Worker):
         self._post_call(partial(raise_error, map_engine_error(error)))
 
     def wake_up_calls(self) -> dict[str, Callable[[], None]]:
-        if not self.settings.model:
-            return {}
-        (model, *_), _ = parse_model(self.settings.model)
-        return {Keys.weights_changed(model): self._wake_mover}
+        names = [parse_model(spec)[0][0] for spec in self.settings.model_specs]
+        return {Keys.weights_changed(name): partial(self._wake_mover, name) for name in names}
 
-    def _wake_mover(self) -> None:
-        if self.mover is not None:
-            self.mover.wake()
+    def _wake_mover(self, name: str) -> None:
+        for hosted in self.models:
+            if hosted.mover is not None and hosted.weights is not None and hosted.weights.model == name:
+                hosted.mover.wake()
 
     def open_cache(self, engine: Engine) -> ResultCache | None:
         """Return the result cache; None if the settings give it no room."""
@@ -189,46 +220,76 @@ class BatchWorker(Worker):
         crosschecker = Crosschecker(
             engine,
             model,
-            CrosscheckMail(self.connection, self.name),
+            CrosscheckMail(self.connection, registration.card),
             self.settings.crosscheck,
             self.settings.max_batch_tokens,
             show=registration.show_crosscheck,
-            stop_claiming=self.stop_claiming,
+            stop_claiming=self.stop_all_models,
             fail=self._fail_engine,
         )
         crosschecker.start()
         return crosschecker
 
+    def stop_all_models(self, reason: str) -> None:
+        """Claim no more jobs of any model, because a crosscheck found that this machine computes wrong numbers."""
+        self.stop_claiming(reason)
+        for hosted in self.models:
+            if hosted.crosschecker is not None:
+                hosted.crosschecker.show_stopped(reason)
+
     def close(self) -> None:
-        if self.inference is not None:
-            self.inference.close()
-        if self.engine is not None:
-            self.engine.close()
-        if self.mover is not None:
-            self.mover.close()
-        if self.crosschecker is not None:
-            self.crosschecker.close()
+        for hosted in self.models:
+            hosted.close()
 
     def watched_operations(self) -> WatchedOperations:
-        step = None if self.engine is None else self.engine.step_started_at
-        tokenizing = None if self.inference is None else self.inference.tokenizing.since
-        return {**super().watched_operations(), "a step of the engine": step, "the tokenizing of one text": tokenizing}
+        steps = [hosted.engine.step_started_at for hosted in self.models]
+        tokenizing = [hosted.inference.tokenizing.since for hosted in self.models if hosted.inference]
+        return {
+            **super().watched_operations(),
+            "a step of the engine": min((at for at in steps if at is not None), default=None),
+            "the tokenizing of one text": min((at for at in tokenizing if at is not None), default=None),
+        }
 
     def register(self, pipeline: Pipeline) -> None:
-        if self.registration is not None:
-            self.registration.renew(pipeline)
-        if self.engine is not None:
-            self.prefix_tokens.count(pipeline, self.engine.stats)
-        if self.weights is not None and self.registration is not None:
-            self.weights.join(pipeline, 1.5 * self.registration.read_link().lease_s)
+        for hosted in self.models:
+            hosted.register(pipeline)
 
     def unregister(self, pipeline: Pipeline) -> None:
-        if self.engine is not None:
-            self.prefix_tokens.count(pipeline, self.engine.stats)
-        if self.registration is not None:
-            self.registration.remove(pipeline)
-        if self.weights is not None:
-            self.weights.leave(pipeline)
+        for hosted in self.models:
+            hosted.unregister(pipeline)
+
+
+def raise_error(error: BaseException) -> None:
+    raise error
+
+
+def committed_weights(store: WeightsStore) -> tuple[WeightsRecord, str | None]:
+    """Return the committed version of a model's weights, and its folder; None for those of the model itself.
+
+    Raises StartError.
+    """
+    store.forget(keep=None)
+    record = store.read()
+    if record.source is None:
+        return record, None
+    try:
+        return record, store.fetch(record.source)
+    except WeightsUnavailable as error:
+        raise StartError(f"{describe_version(store, record)} is missing: {error}") from None
+
+
+def check_fingerprint(engine: Engine, store: WeightsStore, record: WeightsRecord) -> None:
+    """Refuse weights that are not those that were committed. Raises StartError."""
+    if record.source is None or record.fingerprint in (None, found := engine.model_info.fingerprint):
+        return
+    raise StartError(
+        f"{describe_version(store, record)} has the fingerprint {record.fingerprint}, and the weights in its folder "
+        f"have {found}: they were changed since; push a version, or put them back"
+    )
+
+
+def describe_version(store: WeightsStore, record: WeightsRecord) -> str:
+    return f"version {record.version} of the weights of {store.model}"
 
 
 def open_engine(settings: EngineSettings) -> Engine:
@@ -238,7 +299,3 @@ def open_engine(settings: EngineSettings) -> Engine:
         return Engine(settings)
     except LoadError as error:
         raise StartError(error.message) from None
-
-
-def raise_error(error: BaseException) -> None:
-    raise error

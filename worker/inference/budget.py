@@ -1,4 +1,4 @@
-"""Lower the engine's budget while the machine is strained, and say so."""
+"""Lower the engines' budget while the machine is strained, and say so."""
 
 import logging
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ EVERY_S = 15.0
 
 
 class Budget:
-    """Share of the batch's tokens and rows that the engine may use. `update` runs on the thread of periodic tasks."""
+    """Share of the batch's tokens and rows that engines may use. `update` runs on the thread of periodic tasks."""
 
-    def __init__(self, engine: Engine, gauge: StrainGauge | None = None) -> None:
-        self._engine = engine
+    def __init__(self, *engines: Engine, gauge: StrainGauge | None = None) -> None:
+        self._engines = engines
         self._gauge = gauge or StrainGauge()
         self.share = 1.0  # any thread may read these two
         self.strains: Mapping[Strain, float] = {}
@@ -27,9 +27,10 @@ class Budget:
         lost_memory = "memory" in strains and strains["memory"] < self.strains.get("memory", 1.0)
         share = min(strains.values(), default=1.0)
         try:
-            self._engine.control(SetBudget(share))
-            if lost_memory:
-                self._engine.clear_prefix_cache()
+            for engine in self._engines:
+                engine.control(SetBudget(share))
+                if lost_memory:
+                    engine.clear_prefix_cache()
         except EngineError:  # it has ended: the loop reports that
             return
         self.strains, self.share = strains, share

@@ -15,6 +15,19 @@ def configured_adapters(settings: Settings, names: Sequence[str]) -> tuple[tuple
     return adapters
 
 
+def check_models_of_adapters(settings: Settings, models: Sequence[Sequence[str]]) -> None:
+    """Refuse an adapter of which several models, or none, could be meant. Raises SettingsError."""
+    known = [name for names in models for name in names]
+    for spec in parse_adapters(settings.adapters):
+        if spec.model is None and len(models) > 1:
+            raise SettingsError(
+                f"SCOREPOOL_ADAPTERS: {spec.name}={spec.folder}: this worker serves several models; expected "
+                f"{spec.name}@MODEL=FOLDER with one of {', '.join(known)}"
+            )
+        if len(models) > 1 and spec.name in known:
+            raise SettingsError(f"adapter {spec.name!r}: the name is taken by a model; choose another")
+
+
 def load_adapters(engine: Engine, adapters: Iterable[tuple[str, str]]) -> None:
     """Load adapters by name and folder. Raises StartError."""
     for name, folder in adapters:

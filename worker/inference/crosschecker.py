@@ -108,6 +108,12 @@ class Crosschecker:
             self._offered.append, partial(self._send, job.id, temperature, token_ids, first, mine)
         )
 
+    def show_stopped(self, reason: str) -> None:
+        """Show that the worker claims no more jobs, and check no more. Any thread may call it."""
+        self.status = replace(self.status, stopped=reason)
+        self._show(self.status)
+        self._ended.set()
+
     # On the thread of the checks.
 
     def _run(self) -> None:
@@ -208,9 +214,7 @@ class Crosschecker:
             self._report(check, f"{text}; not both of them take jobs any more", [])
             return
         self._stop_claiming(text)  # before it is shown: whoever sees the reason gets no more from this worker
-        self.status = replace(self.status, stopped=text)
-        self._show(self.status)
-        self._ended.set()
+        self.show_stopped(text)
         self._mail.count("stopped")
 
     def _report(self, check: Crosscheck, difference: str, workers: list[Computation]) -> None:

@@ -1,12 +1,12 @@
 """Register the model that a worker serves. The registration expires unless the worker renews it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from msgspec.structs import replace
 from redis.client import Pipeline
 
 from scorepool.engine import ChatCodec, Engine, ModelInfo
-from scorepool.store import Keys, Settings, SettingsError, parse_model, queue_names
+from scorepool.store import Keys
 from scorepool.wire import (
     Classifier,
     CrosscheckStatus,
@@ -19,18 +19,6 @@ from scorepool.wire import (
     encode,
 )
 from scorepool.worker.rq.clock import REDIS_CLOCK
-
-
-def configured_model(settings: Settings, queues: Iterable[str]) -> tuple[list[str], str]:
-    """Return the model's names, and the folder or hub id to load it from. Raises SettingsError."""
-    if not settings.model:
-        raise SettingsError("SCOREPOOL_MODEL is not set; give NAME=FOLDER_OR_HUB_ID, the model to serve")
-    names, source = parse_model(settings.model)
-    for queue in queues:
-        if queue not in queue_names(*names):
-            own = ", ".join(queue_names(*names))
-            raise SettingsError(f"queue {queue!r} is not one of those of SCOREPOOL_MODEL={settings.model}: {own}")
-    return names, source
 
 
 def served_model_of(
@@ -82,7 +70,10 @@ class WorkerRegistration:
         read_link: Callable[[], WorkerLink],
         model_grace_s: int,
         read_load: Callable[[], EngineLoad | None] = lambda: None,
+        card: str | None = None,
     ) -> None:
+        """`card` is the name of the entry, if it is not the worker's: a worker of several models has one for each."""
+        self.card = card or served_model.worker
         self.served_model = served_model
         self.read_link = read_link
         self.read_load = read_load
@@ -104,16 +95,16 @@ class WorkerRegistration:
 
     def renew(self, pipeline: Pipeline) -> None:
         """Write the registration, which lasts for one and a half leases. Due with every heartbeat."""
-        worker, model, link = self.served_model.worker, self.served_model.id, self.read_link()
+        card, model, link = self.card, self.served_model.id, self.read_link()
         ttl_s = 1.5 * link.lease_s
         packed = encode(replace(self.served_model, link=link, load=self.read_load(), adapters=self.read_adapters()))
-        pipeline.set(Keys.served_model(worker), packed, px=int(ttl_s * 1000))
-        pipeline.zadd(Keys.models, {worker: REDIS_CLOCK.now_s() + ttl_s})
+        pipeline.set(Keys.served_model(card), packed, px=int(ttl_s * 1000))
+        pipeline.zadd(Keys.models, {card: REDIS_CLOCK.now_s() + ttl_s})
         if self.model_grace_s and self.served_model.takes_jobs:
             pipeline.set(Keys.recent_model(model), packed, ex=self.model_grace_s)
             pipeline.zadd(Keys.recent_models, {model: REDIS_CLOCK.now_s()})
             pipeline.expire(Keys.recent_models, self.model_grace_s)
 
     def remove(self, pipeline: Pipeline) -> None:
-        pipeline.delete(Keys.served_model(self.served_model.worker))
-        pipeline.zrem(Keys.models, self.served_model.worker)
+        pipeline.delete(Keys.served_model(self.card))
+        pipeline.zrem(Keys.models, self.card)

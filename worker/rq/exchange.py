@@ -9,6 +9,7 @@ from rq.queue import Queue
 from rq.worker import WorkerStatus
 
 from scorepool.worker.claims.leases import Claim, Claimed, Leases
+from scorepool.worker.claims.queue_group import QueueGroup
 from scorepool.worker.redis_link.progress_connection import socket_timeout
 from scorepool.worker.redis_link.script_calls import ScriptCall, load_scripts, run_scripts
 from scorepool.worker.rq.clock import awake_s, clock_s
@@ -26,6 +27,7 @@ class Exchange:
     idle_state: WorkerStatus
     queues: Sequence[Queue]
     claim: Claim | None
+    group: QueueGroup | None = None  # from whose queues it claims
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ from scorepool.worker.claims.claim_plan import ClaimPlan
 from scorepool.worker.claims.dead_workers import leases_of_dead
 from scorepool.worker.claims.heartbeat_clock import HeartbeatClock
 from scorepool.worker.claims.leases import Claim, Claimed, ClaimedJob, Leases
+from scorepool.worker.claims.queue_group import QueueGroup, QueueGroups
 from scorepool.worker.redis_link.link import Link
 from scorepool.worker.redis_link.wrong_types import drop_wrong_types, is_wrong_type
 from scorepool.worker.rq.clock import awake_s, clock_s
@@ -58,10 +59,9 @@ class JobHolder(WorkerProcess):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.in_flight: dict[str, InFlightJob] = {}  # by the key of their lease, in the order of their claims
-        self.plan = ClaimPlan()
+        self.queue_groups = QueueGroups([QueueGroup(self.queue_names())])  # a subclass may divide them in `open`
         self._recorded_leases: deque[str] = deque(maxlen=MAX_LATE)  # a late message or reply may bring them again
         self._num_claimed = 0
-        self._num_wanted = 0
         self._is_recording = False  # an exchange with ends is under way
         self._is_claiming = False  # an exchange with a claim is under way
         self._is_suspended = False
@@ -113,11 +113,14 @@ class JobHolder(WorkerProcess):
         """The most jobs in flight."""
         return self.settings.max_jobs_in_flight
 
-    def num_wanted(self) -> int:
-        """Return how many more jobs this worker should have. The loop claims no more than `capacity` allows."""
+    def num_wanted(self, group: QueueGroup) -> int:
+        """Return how many more jobs of these queues this worker should have.
+
+        The loop claims no more than `capacity` allows.
+        """
         return self.capacity
 
-    def excluded_owners(self) -> AbstractSet[str]:
+    def excluded_owners(self, group: QueueGroup) -> AbstractSet[str]:
         """Return the owners whose jobs are not claimed for now: see ClaimPlan.see."""
         return frozenset()
 
@@ -141,8 +144,8 @@ class JobHolder(WorkerProcess):
         if (self._is_recording and self._is_claiming) or clock_s() < self._try_again_at:
             return
         ended = [] if self._is_recording else [job for job in self.in_flight.values() if job.is_decided]
-        claim = None if self._is_claiming else self._next_claim(max_jobs, len(ended))
-        if not ended and claim is None:
+        group = None if self._is_claiming else self._next_group(max_jobs, ended)
+        if not ended and group is None:
             return
         if self._dequeue_strategy == DequeueStrategy.RANDOM:
             random.shuffle(self._ordered_queues)
@@ -150,35 +153,53 @@ class JobHolder(WorkerProcess):
             ended,
             current=next((job for job in self.in_flight.values() if not job.is_over), None),
             idle_state=WorkerStatus.SUSPENDED if self._is_suspended else WorkerStatus.IDLE,
-            queues=list(self._ordered_queues),
-            claim=claim,
+            queues=self._ordered_queues if group is None else group.in_order(self._ordered_queues),
+            claim=None if group is None else self._claim_of(group, self._num_free(max_jobs, ended, group)),
+            group=group,
         )
         self._is_recording = self._is_recording or bool(ended)
-        self._is_claiming = self._is_claiming or claim is not None
+        self._is_claiming = self._is_claiming or group is not None
         link = self.recording_link if ended else self.link
         run = partial(self.exchanger.run, exchange)
         link.call(run, partial(self._take_exchanged, exchange), partial(self._lose_exchange, exchange))
 
-    def _next_claim(self, max_jobs: float, num_ending: int) -> Claim | None:
-        """Return the claim that is due, also if only because something is sent anyway."""
-        begun = [key for key, inflight in self.in_flight.items() if inflight.begins()]
-        self.plan.see(self.in_flight.values(), begun, self.excluded_owners())
+    def _next_group(self, max_jobs: float, ending: Sequence[InFlightJob]) -> QueueGroup | None:
+        """Return the group of queues from which to claim, also if only because something is sent anyway."""
+        begun = [inflight for inflight in self.in_flight.values() if inflight.begins()]
+        for group in self.queue_groups:
+            group.plan.see(
+                group.of(self.in_flight.values()),
+                [inflight.lease_key for inflight in group.of(begun)],
+                self.excluded_owners(group),
+            )
         if not self._may_claim:
             return None
-        num_free = min(self.capacity + num_ending - len(self.in_flight), max_jobs - self._num_claimed)
-        self._num_wanted = max(0, int(min(self.num_wanted(), num_free)))
-        if not num_ending and not self.plan.is_due(self._num_wanted):
-            return None
+        for group in self.queue_groups:
+            group.num_wanted = max(0, int(min(self.num_wanted(group), self._num_free(max_jobs, ending, group))))
+        due = self.queue_groups.take_turn(lambda group: group.plan.is_due(group.num_wanted))
+        return self.queue_groups.take_turn(lambda _: True) if due is None and ending else due
+
+    def _num_free(self, max_jobs: float, ending: Sequence[InFlightJob], group: QueueGroup) -> float:
+        """Return how many more jobs the worker may have, and of these queues no more than their share of all."""
+        num_free = min(self.capacity + len(ending) - len(self.in_flight), max_jobs - self._num_claimed)
+        share = max(1, self.capacity // len(self.queue_groups))
+        return min(num_free, share + len(group.of(ending)) - len(group.of(self.in_flight.values())))
+
+    def _claim_of(self, group: QueueGroup, num_free: float) -> Claim:
+        """Return the next claim from a group of queues."""
         running = [inflight for inflight in self.in_flight.values() if not inflight.is_over]
+        num_in_group = len(group.of(running))
         wanted = Claim(
-            max_jobs=self._num_wanted,
-            num_in_flight=len(running),
+            max_jobs=group.num_wanted,
+            num_in_flight=num_in_group,
+            num_elsewhere=len(running) - num_in_group,
             max_in_flight=min([self.capacity, *(job.job.max_concurrency or self.capacity for job in running)]),
             list_length=self.capacity,
             round_robin=self._dequeue_strategy == DequeueStrategy.ROUND_ROBIN,
             takes_over=self.takes_over,
         )
-        return self.plan.claim(wanted, known=self.in_flight, num_free=num_free)
+        known = [inflight.lease_key for inflight in group.of(self.in_flight.values())]
+        return group.plan.claim(wanted, known=known, num_free=num_free)
 
     @property
     def _may_claim(self) -> bool:
@@ -195,7 +216,7 @@ class JobHolder(WorkerProcess):
         for inflight in exchanged.recorded:
             self.in_flight.pop(inflight.lease_key, None)
             self._recorded_leases.append(inflight.lease_key)
-            self.plan.end(inflight)
+            self._plan_of(inflight).end(inflight)
             level = logging.WARNING if isinstance(inflight.error, JobError) else logging.INFO
             if self.tracer is not None:
                 trace_job(self.tracer, inflight)
@@ -208,15 +229,18 @@ class JobHolder(WorkerProcess):
         for inflight in exchange.ended:  # what is left waits for the link, and nobody needs to run it again
             if inflight.lease_key in self.in_flight and not inflight.has_begun:
                 inflight.has_begun = True
-                self.plan.report(inflight.lease_key)
-        if exchanged.claimed is not None:
-            self._take_claimed(exchanged.claimed, exchanged.elapsed_s)
+                self._plan_of(inflight).report(inflight.lease_key)
+        if exchanged.claimed is not None and exchange.group is not None:
+            exchange.group.plan.take(exchanged.claimed, exchanged.elapsed_s)
+            self._take_claimed(exchanged.claimed)
         if exchanged.may_have_enqueued:
-            self.plan.wake()
+            self._wake_up()
 
-    def _take_claimed(self, claimed: Claimed, elapsed_s: float) -> None:
+    def _plan_of(self, inflight: InFlightJob) -> ClaimPlan:
+        return self.queue_groups.of_queue(inflight.queue.name).plan
+
+    def _take_claimed(self, claimed: Claimed) -> None:
         self._set_suspended(claimed.is_suspended)
-        self.plan.take(claimed, elapsed_s)
         if not claimed.jobs:
             return
         if self._dequeue_strategy == DequeueStrategy.ROUND_ROBIN:
@@ -225,7 +249,7 @@ class JobHolder(WorkerProcess):
 
     def _lose_exchange(self, exchange: Exchange, error: Exception) -> None:
         self._end_exchange(exchange)
-        self.plan.reconcile(lease_key for lease_key, inflight in self.in_flight.items() if inflight.has_begun)
+        self._lose_messages()
         self._lose_redis(error)
         self._put_back([inflight for inflight in self.exchanger.stuck if inflight.lease_key in self.in_flight])
 
@@ -269,7 +293,7 @@ class JobHolder(WorkerProcess):
         self._has_reclaimed = self._has_reclaimed or reclaimed.from_silent
         if reclaimed.num_back:
             self.log.warning("took %d jobs back from workers that are gone", reclaimed.num_back)
-            self.plan.wake()
+            self._wake_up()
         self._admit(reclaimed.to_end)
 
     def _set_suspended(self, is_suspended: bool) -> None:
@@ -283,13 +307,16 @@ class JobHolder(WorkerProcess):
     # Messages, and changes of leases that heartbeats find.
 
     def _wake_up(self) -> None:
-        self.plan.wake()
+        for group in self.queue_groups:
+            group.plan.wake()
 
     def _take_leased(self, claimed: ClaimedJob) -> None:
         self._admit([claimed])
 
     def _lose_messages(self) -> None:
-        self.plan.reconcile(lease_key for lease_key, inflight in self.in_flight.items() if inflight.has_begun)
+        for group in self.queue_groups:
+            begun = [inflight.lease_key for inflight in group.of(self.in_flight.values()) if inflight.has_begun]
+            group.plan.reconcile(begun)
 
     def _yield_job(self, lease_key: str) -> None:
         """Drop a job that an idle worker has taken: see docs/architecture.md, how workers share a queue."""

@@ -193,7 +193,7 @@ class Worker(JobHolder):
             reason = "asked to stop"
         elif self._num_claimed >= max_jobs:
             reason = f"{self._num_claimed} jobs done"
-        elif burst and self.plan.queues_are_empty and self._has_reclaimed:
+        elif burst and self._has_reclaimed and all(group.plan.queues_are_empty for group in self.queue_groups):
             reason = "suspended" if self._is_suspended else "the queues are empty"
         elif awake_s() - self._idle_since >= max_idle_s:
             reason = f"idle for {max_idle_s:g} seconds"
@@ -218,7 +218,8 @@ class Worker(JobHolder):
         if any(not inflight.has_begun for inflight in self.in_flight.values()):
             due_s.append(LOOK_S)
         if self._may_claim and not self._is_claiming:
-            due_s.append(max(self.plan.due_in_s(self._num_wanted), self._try_again_at - clock_s()))
+            due_in_s = min(group.plan.due_in_s(group.num_wanted) for group in self.queue_groups)
+            due_s.append(max(due_in_s, self._try_again_at - clock_s()))
         if self._drain_deadline is not None:
             due_s += [at - clock_s() for at in (self._release_at, self._drain_deadline) if at > clock_s()]
         return max(0.0, min([1.0, *due_s]))
@@ -270,8 +271,8 @@ class Worker(JobHolder):
         if not jobs and self._is_claiming:  # the command may have overtaken the reply that brings the job
             self._early_stops.append(job_id)
 
-    def _take_claimed(self, claimed: Claimed, elapsed_s: float) -> None:
-        super()._take_claimed(claimed, elapsed_s)
+    def _take_claimed(self, claimed: Claimed) -> None:
+        super()._take_claimed(claimed)
         self._early_stops.clear()
 
     # The end.

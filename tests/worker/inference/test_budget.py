@@ -9,6 +9,7 @@ from redis import Redis
 from scorepool.engine import Engine, EngineSettings, Sampling, Sequence
 from scorepool.worker.inference.batch_worker import BatchWorker
 from scorepool.worker.inference.budget import Budget
+from scorepool.worker.inference.hosted_model import HostedModel
 from scorepool.worker.machine.strain import StrainGauge
 
 
@@ -40,7 +41,7 @@ def rows_per_step(engine: Engine, sequences: list[Sequence]) -> float:
 
 def test_the_budget_follows_the_strain_and_the_numbers_do_not(engine: Engine, caplog: pytest.LogCaptureFixture):
     gauge = FakeGauge()
-    budget = Budget(engine, gauge)
+    budget = Budget(engine, gauge=gauge)
     budget.update()
     assert budget.share == 1.0
     usual = rows()
@@ -68,7 +69,7 @@ def test_memory_that_runs_low_drops_the_kept_prefixes(engine: Engine):
     engine.add([Sequence(token_ids=[*prefix, 50 + i, 60], score_from=49) for i in range(4)]).result(60)
     gauge = FakeGauge()
     gauge.strains = {"memory": 0.5}
-    Budget(engine, gauge).update()
+    Budget(engine, gauge=gauge).update()
     assert engine.clear_prefix_cache().result(60) == 0  # nothing is left to drop
 
 
@@ -77,21 +78,23 @@ def test_a_worker_claims_less_and_shows_why(engine: Engine, redis: Redis, monkey
     monkeypatch.setenv("SCOREPOOL_MAX_RUNNING_ROWS", "8")
     worker = BatchWorker(["demo"], connection=redis)
     gauge = FakeGauge()
-    worker.engine, worker.budget = engine, Budget(engine, gauge)
-    usual = worker.num_wanted()
+    worker.budget = Budget(engine, gauge=gauge)
+    [group] = worker.queue_groups
+    hosted = HostedModel(engine, group, worker.settings, worker.budget, is_one_of_several=False)
+    worker.models = [hosted]
+    usual = worker.num_wanted(group)
     gauge.strains = {"battery": 0.25}
     for task in worker.periodic_tasks():
         task.call()
-    assert worker.num_wanted() < usual
-    shown = worker.read_load()
-    assert shown is not None
+    assert worker.num_wanted(group) < usual
+    shown = hosted.read_load()
     assert (shown.budget, shown.strains) == (0.25, ["battery"])
 
 
 def test_an_engine_that_has_ended_is_left_to_the_loop(engine: Engine):
     gauge = FakeGauge()
     gauge.strains = {"heat": 0.5}
-    budget = Budget(engine, gauge)
+    budget = Budget(engine, gauge=gauge)
     engine.close()
     budget.update()
     assert budget.share == 1.0

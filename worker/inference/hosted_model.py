@@ -1,0 +1,94 @@
+"""One of the models of a worker: its queues, its engine, what runs its jobs, and what the worker shows of it."""
+
+from collections.abc import Set as AbstractSet
+
+from redis.client import Pipeline
+
+from scorepool.engine import Engine
+from scorepool.store import Settings
+from scorepool.wire import EngineLoad
+from scorepool.worker.claims.queue_group import QueueGroup
+from scorepool.worker.inference.budget import Budget
+from scorepool.worker.inference.crosschecker import Crosschecker
+from scorepool.worker.inference.engine_rates import RateWindow
+from scorepool.worker.inference.prefix_tokens import PrefixTokens
+from scorepool.worker.inference.registration import WorkerRegistration
+from scorepool.worker.inference.run_inference import InferenceRunner
+from scorepool.worker.inference.weights_mover import WeightsMover
+from scorepool.worker.inference.weights_store import WeightsStore
+
+UNLOADED_JOBS = 1  # that a worker of several models has of one whose weights are not loaded
+
+
+class HostedModel:
+    """What a worker has of one model. The last five are set while it starts."""
+
+    def __init__(
+        self, engine: Engine, group: QueueGroup, settings: Settings, budget: Budget | None, is_one_of_several: bool
+    ) -> None:
+        self.engine = engine
+        self.group = group
+        self.budget = budget
+        self._settings = settings
+        self._is_one_of_several = is_one_of_several
+        self.prefix_tokens = PrefixTokens()
+        self._rate_window = RateWindow()
+        self.inference: InferenceRunner | None = None
+        self.registration: WorkerRegistration | None = None
+        self.crosschecker: Crosschecker | None = None
+        self.weights: WeightsStore | None = None
+        self.mover: WeightsMover | None = None
+
+    def read_load(self) -> EngineLoad:
+        """Return how full the engine was at its last step."""
+        running_rows, cached_tokens = self.engine.load
+        return EngineLoad(
+            running_rows=running_rows,
+            max_running_rows=self._settings.max_running_rows,
+            cached_tokens=cached_tokens,
+            max_cached_tokens=self.engine.model_info.max_cached_tokens,
+            budget=1.0 if self.budget is None else self.budget.share,
+            strains=[] if self.budget is None else sorted(self.budget.strains),
+            is_loaded=self.engine.is_loaded,
+            rates=self._rate_window.rates(self.engine.stats),
+        )
+
+    def num_wanted(self) -> int:
+        """Return how many more jobs of the model the worker should have."""
+        share = 1.0 if self.budget is None else self.budget.share
+        plan = self.group.plan
+        wanted = plan.num_wanted(max(1, int(self._settings.max_running_rows * share)))
+        if not self._is_one_of_several:
+            return wanted
+        plan.set_ready(self.engine.is_loaded and not self.engine.has_to_wait)
+        return wanted if plan.is_ready else min(wanted, max(0, UNLOADED_JOBS - plan.load.num_jobs))
+
+    def excluded_owners(self) -> AbstractSet[str]:
+        """Return the owners whose jobs wait for the tokenizer."""
+        return frozenset() if self.inference is None else self.inference.tokenizing.crowded_owners
+
+    def register(self, pipeline: Pipeline) -> None:
+        """Write what the worker serves, with every heartbeat."""
+        if self.registration is not None:
+            self.registration.renew(pipeline)
+            if self.weights is not None:
+                self.weights.join(pipeline, 1.5 * self.registration.read_link().lease_s)
+        self.prefix_tokens.count(pipeline, self.engine.stats)
+
+    def unregister(self, pipeline: Pipeline) -> None:
+        """Remove what `register` wrote."""
+        self.prefix_tokens.count(pipeline, self.engine.stats)
+        if self.registration is not None:
+            self.registration.remove(pipeline)
+        if self.weights is not None:
+            self.weights.leave(pipeline)
+
+    def close(self) -> None:
+        """End what runs. The engine is closed before the thread that waits for it."""
+        if self.inference is not None:
+            self.inference.close()
+        self.engine.close()
+        if self.mover is not None:
+            self.mover.close()
+        if self.crosschecker is not None:
+            self.crosschecker.close()

@@ -11,6 +11,7 @@ prefix_store    a prompt whose KV cache is in a file, after a restart, against o
 profile         the share of each function in the engine's time
 result_cache    jobs that the result cache has, has not, and that do not ask it
 shared_prefix   many completions of one prompt, against mlx_lm.evaluate, mlx and transformers
+targets         the caller's token ids and the most likely ones, against none
 through_queue   jobs through HTTP, Redis and a worker, against the engine in one process
 unique_prompts  prompts of mixed lengths, against mlx_lm.evaluate, mlx and transformers
 webhooks        deliveries to receivers of which some hang

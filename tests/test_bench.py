@@ -36,6 +36,7 @@ SLOW = ("memory", "latency", "profile", "linearity", "batch_order")
             "result_cache",
             "job_queue",
             "client_decoding",
+            "targets",
         ),
         *(pytest.param(name, marks=pytest.mark.soak) for name in SLOW),
     ],

@@ -69,14 +69,12 @@ def compare(engine: Engine, arguments: argparse.Namespace) -> None:
         order = list(jobs) if number % 2 else list(reversed(jobs))
         for name in order:
             seconds[name].append(sum(run(engine, job) for job in jobs[name]))
-    print(
-        f"{arguments.rows} rows of {arguments.prompt} + {arguments.tokens} tokens, vocabulary of {vocab_size}; ratios to nothing"
-    )
+    sizes = f"{arguments.rows} rows of {arguments.prompt} + {arguments.tokens} tokens"
+    print(f"{sizes}, vocabulary of {vocab_size}; ratios to nothing")
     for name, each in seconds.items():
         ratios = [one / none for one, none in zip(each, seconds["nothing"], strict=True)]
-        print(
-            f"{name:12} {statistics.median(each):7.2f} s of processor time, ratio {100 * statistics.median(ratios):.1f}%"
-        )
+        percent = 100 * statistics.median(ratios)
+        print(f"{name:12} {statistics.median(each):7.2f} s of processor time, ratio {percent:.1f}%")
 
 
 def run(engine: Engine, request: wire.Score) -> float:

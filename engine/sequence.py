@@ -183,6 +183,7 @@ class Sequence:
     num_proposed: int = field(init=False, default=0)  # tokens that speculation proposed
     num_accepted: int = field(init=False, default=0)  # of the proposed ones, those that were generated
     proposals: list[ProposedToken] = field(init=False, default_factory=list)
+    num_cached: int = field(init=False, default=0)  # leading tokens of a prefix that was not computed for this sequence
     model_info: ModelInfo | None = None  # the model that computed the last token of the group; set when it is done
 
     # Internal state of the engine.
@@ -191,6 +192,7 @@ class Sequence:
     )  # what `adapter_name` stood for when the engine took the sequence
     num_computed: int = field(init=False, default=0)  # leading tokens that went through the model, or are in flight
     pooled_sum: list[float] | None = field(init=False, default=None)  # of the hidden states so far that are pooled
+    num_prefix_computed: int = field(init=False, default=0)  # tokens of shared prefixes that were computed for it
     pooled_position: int = field(init=False)  # of the token whose hidden state is classified
     num_pauses: int = field(init=False, default=0)  # steps for which its constraint was late
     held_up_s: float = field(init=False, default=0.0)  # for which steps have waited for its constraint
@@ -278,6 +280,7 @@ class Sequence:
         self.proposals = []
         self.model_info = self.embedding = self.pooled_sum = None
         self.num_proposed = self.num_accepted = self.num_computed = self.num_pauses = 0
+        self.num_cached = self.num_prefix_computed = 0
         self.held_up_s = 0.0
         self.text = bytearray()
         if self.constraint is not None:

@@ -79,9 +79,9 @@ class RequestCounts(Struct, frozen=True, kw_only=True):
 
 
 class InputTokensDetails(Struct, frozen=True, kw_only=True):
-    """Divide input tokens. Results do not say how many of their tokens came from the KV cache."""
+    """Divide input tokens."""
 
-    cached_tokens: Annotated[int, Meta(description="Always 0: not counted.")] = 0
+    cached_tokens: Annotated[int, Meta(description="Tokens that were not computed for these results.")] = 0
     cache_write_tokens: Annotated[int, Meta(description="Always 0: not counted.")] = 0
 
 
@@ -94,7 +94,7 @@ class OutputTokensDetails(Struct, frozen=True, kw_only=True):
 
 
 class BatchUsage(Struct, frozen=True, kw_only=True):
-    """Count the tokens of all completed lines. Only `cached_tokens` is not a count: it is always 0."""
+    """Count the tokens of all completed lines."""
 
     input_tokens: int = 0
     input_tokens_details: InputTokensDetails = InputTokensDetails()
@@ -105,25 +105,31 @@ class BatchUsage(Struct, frozen=True, kw_only=True):
     @classmethod
     def of_results(cls, results: Iterable[Result]) -> Self:
         """Count the tokens of the results of a line's jobs."""
-        num_in = num_out = num_reasoning = 0
+        num_in = num_out = num_reasoning = num_cached = 0
         for result in results:
             num_in += result.usage.prompt_tokens
             num_out += result.usage.completion_tokens
+            num_cached += result.usage.cached_tokens
             num_reasoning += sum((sequence.channels or []).count("reasoning") for sequence in result.sequences)
-        return cls._build(num_in, num_out, num_reasoning)
+        return cls._build(num_in, num_out, num_reasoning, num_cached)
 
     def __add__(self, other: Self) -> Self:
         return self._build(
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
             self.output_tokens_details.reasoning_tokens + other.output_tokens_details.reasoning_tokens,
+            self.input_tokens_details.cached_tokens + other.input_tokens_details.cached_tokens,
         )
 
     @classmethod
-    def _build(cls, num_in: int, num_out: int, num_reasoning: int) -> Self:
-        details = OutputTokensDetails(reasoning_tokens=num_reasoning)
-        total = num_in + num_out
-        return cls(input_tokens=num_in, output_tokens=num_out, output_tokens_details=details, total_tokens=total)
+    def _build(cls, num_in: int, num_out: int, num_reasoning: int, num_cached: int) -> Self:
+        return cls(
+            input_tokens=num_in,
+            input_tokens_details=InputTokensDetails(cached_tokens=num_cached),
+            output_tokens=num_out,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=num_reasoning),
+            total_tokens=num_in + num_out,
+        )
 
 
 class Batch(Struct, frozen=True, kw_only=True):

@@ -47,6 +47,13 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: Annotated[
+        int,
+        Meta(
+            description="Prompt tokens that were not computed for this job: of a prefix that it shares with others, or "
+            "of items from the result cache. Absent: none."
+        ),
+    ] = 0
     proposed_tokens: Annotated[int, Meta(description="Tokens that speculation proposed. Absent: none.")] = 0
     accepted_tokens: Annotated[int, Meta(description="Proposed tokens that the model generated. Absent: none.")] = 0
 

@@ -186,6 +186,7 @@ class Scheduler:
                 if slice_ is None:
                     break
                 admitted.append(slice_)
+                _count_cached(sequence, prefill)
                 self._insert_prefix(slice_)
                 self._stop_waiting(slice_.sequence)
                 if not slice_.completes_prefill:
@@ -236,6 +237,14 @@ class Scheduler:
         self.waiting.remove(sequence)
         if self.prefix_cache:
             self.prefix_cache.remove(sequence)
+
+
+def _count_cached(sequence: Sequence, prefill: Slice) -> None:
+    """Count the tokens that a sequence need not compute, given its own prefill or that of a prefix for it."""
+    if prefill.fills_prefix:
+        sequence.num_prefix_computed += prefill.num_tokens
+    elif prefill.cached_prefix:
+        sequence.num_cached = max(0, prefill.cached_prefix.length - sequence.num_prefix_computed)
 
 
 def _may_resume(sequence: Sequence) -> bool:

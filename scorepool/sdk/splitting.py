@@ -156,6 +156,7 @@ def join(
         usage=wire.Usage(
             prompt_tokens=sum(result.usage.prompt_tokens for result in results),
             completion_tokens=sum(result.usage.completion_tokens for result in results),
+            cached_tokens=sum(result.usage.cached_tokens for result in results),
             proposed_tokens=sum(result.usage.proposed_tokens for result in results),
             accepted_tokens=sum(result.usage.accepted_tokens for result in results),
         ),

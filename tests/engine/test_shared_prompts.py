@@ -161,3 +161,20 @@ def test_exact_mode_is_the_same_to_the_bit_alone_together_and_on_a_cached_prompt
             scored = Sequence(token_ids=list(same[0].token_ids), score_from=sequence.num_input_tokens)
             together.add([scored]).result(60)
             assert scored.columns.logprobs == same[0].columns.logprobs
+
+
+def test_a_sequence_counts_the_tokens_that_were_not_computed_for_it(engine_of: Callable[..., Engine]):
+    engine = engine_of("llama")
+    prompt = [7 * number % 90 + 5 for number in range(100)]
+
+    def run(*ends: int) -> list[int]:
+        before = engine.stats
+        sequences = [Sequence(token_ids=[*prompt, end, end], score_from=100) for end in ends]
+        engine.add(sequences).result(60)
+        num_given = sum(sequence.num_input_tokens - 1 for sequence in sequences)
+        computed = engine.stats.prompt_tokens - before.prompt_tokens
+        assert computed == num_given - sum(sequence.num_cached for sequence in sequences)
+        return [sequence.num_cached for sequence in sequences]
+
+    assert run(11, 12, 13) == [0, 100, 100]  # the first has the prefix computed
+    assert run(14) == [100]

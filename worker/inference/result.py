@@ -45,11 +45,21 @@ def to_result(
         usage=wire.Usage(
             prompt_tokens=prompt_tokens,
             completion_tokens=sum(len(each.sequence.token_ids) - each.num_prompt_tokens for each in prepared),
+            cached_tokens=_num_cached(request, prepared),
             proposed_tokens=sum(each.sequence.num_proposed for each in prepared),
             accepted_tokens=sum(each.sequence.num_accepted for each in prepared),
         ),
         stamp=provenance,
     )
+
+
+def _num_cached(request: wire.Score | wire.Generate, prepared: Items[PreparedSequence]) -> int:
+    """Count prompt tokens that were not computed for the job; those of a generation once, as they are read once."""
+    numbers = [
+        each.num_prompt_tokens if each.cached else min(each.sequence.num_cached, each.num_prompt_tokens)
+        for each in prepared
+    ]
+    return sum(numbers) if isinstance(request, wire.Score) else min(numbers)
 
 
 def _logprobs_mode(request: wire.Score | wire.Generate) -> wire.LogprobsMode:

@@ -213,12 +213,21 @@ class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
     rejected_prediction_tokens: Annotated[int, Meta(description="They are not.")]
 
 
+class PromptTokensDetails(Struct, frozen=True, kw_only=True):
+    """Count the prompt tokens that were not computed."""
+
+    cached_tokens: Annotated[int, Meta(description="Of a prefix that was computed before, or of a cached result.")]
+
+
 class CompletionUsage(Struct, frozen=True, kw_only=True):
     """Count the tokens of a request and its answers."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: Annotated[
+        PromptTokensDetails | UnsetType, Meta(description="Present if tokens of the prompt were not computed anew.")
+    ] = UNSET
     completion_tokens_details: Annotated[
         CompletionTokensDetails | UnsetType, Meta(description="Present if the worker's speculation proposed tokens.")
     ] = UNSET
@@ -276,9 +285,10 @@ def usage_of_results(results: Sequence[wire.Result]) -> CompletionUsage:
 
 
 def to_usage(prompt_tokens: int, completion_tokens: int, ended: Iterable[wire.Usage] = ()) -> CompletionUsage:
-    """Build the usage of these numbers of tokens, and of what was proposed in the jobs that have ended."""
-    accepted = proposed = 0
+    """Build the usage of these numbers of tokens, and of what was cached and proposed in the jobs that have ended."""
+    accepted = proposed = cached = 0
     for usage in ended:
+        cached += usage.cached_tokens
         accepted, proposed = accepted + usage.accepted_tokens, proposed + usage.proposed_tokens
     details = CompletionTokensDetails(
         accepted_prediction_tokens=accepted, rejected_prediction_tokens=proposed - accepted
@@ -287,6 +297,7 @@ def to_usage(prompt_tokens: int, completion_tokens: int, ended: Iterable[wire.Us
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached) if cached else UNSET,
         completion_tokens_details=details if proposed else UNSET,
     )
 

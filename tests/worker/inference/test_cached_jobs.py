@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from redis import Redis
 
 from scorepool import wire
@@ -69,4 +70,4 @@ def test_another_worker_of_the_same_weights_gives_the_result_again(redis: Redis,
     [again] = results(redis, [submit(redis, LONG)])
     assert (computed.stamp.cached, again.stamp.cached) == (False, True)
     assert again.sequences == computed.sequences
-    assert again.usage == computed.usage
+    assert again.usage == replace(computed.usage, cached_tokens=3)

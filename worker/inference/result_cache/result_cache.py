@@ -227,7 +227,7 @@ class ResultCache:
                 return
             group.is_over = True
         first = next((one.model_info for one in group.sequences if one.error is None), None)
-        if first is None or all(self._is_of(one, first) for one in group.sequences if one.error is None):
+        if first is None or all(_are_alike(one.model_info, first) for one in group.sequences if one.error is None):
             _end(group.future, lambda: group.future.set_result(group.sequences))
             return
         again = [copy_unbegun(sequence) for sequence in group.sequences]
@@ -286,6 +286,13 @@ class ResultCache:
                     one.waits_for.append(sequence)
                 heirs.append((heir, [sequence], {key: sequence}))
         return heirs
+
+
+def _are_alike(one: ModelInfo | None, other: ModelInfo) -> bool:
+    """True if values of both may stand in one result: of the same version of the same weights."""
+    if one is other or one is None:
+        return one is other
+    return identity_of(one) == identity_of(other) and one.weights_version == other.weights_version
 
 
 def _fill(sequence: Sequence, entry: CachedSequence, info: ModelInfo) -> bool:

@@ -1,13 +1,13 @@
 """Refuse requests that are well formed but cannot run: a model that is not served, unknown token ids, ..."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from scorepool import store, wire
 from scorepool.api.http import tasks
-from scorepool.api.http.errors import BadRequest, Forbidden, TooLarge
+from scorepool.api.http.errors import BadRequest, Forbidden, TooLarge, map_field_names
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.quota import MAX_CONTEXT, report_size
@@ -29,11 +29,15 @@ class Admission:
 
     async def check(self, requests: Sequence[wire.Request], is_bulk: bool) -> None:
         """Check all requests. Fields of a bulk begin with `[index].`. Raises BadRequest, ModelNotServed."""
-        served = await self._models.serving(request.model for request in requests)
+        bases = [request.base for request in requests if isinstance(request, wire.Compare)]
+        served = await self._models.serving([*(request.model for request in requests), *bases])
         expires = any(request.expires_at is not None for request in requests)
         now = await decode.now_s(self._redis) if expires else 0.0
         async for index, request in tasks.in_turns(enumerate(requests)):
-            self._check_one(request, served[request.model], now, f"[{index}]." if is_bulk else "")
+            where = f"[{index}]." if is_bulk else ""
+            self._check_one(request, served[request.model], now, where)
+            if isinstance(request, wire.Compare):
+                self._check_base(request, served, now, where)
 
     def check_priorities(self, owner: str, requests: Sequence[wire.Request], is_bulk: bool) -> None:
         """Check that the owner may use the requests' priorities. Raises Forbidden.
@@ -73,6 +77,20 @@ class Admission:
         _check_result(request, max((model.context_length for model in served), default=MAX_CONTEXT), where)
         if served:
             _check_tokens(request, served, where)
+
+    def _check_base(
+        self, request: wire.Compare, served: Mapping[str, Sequence[wire.ServedModel]], now: float, where: str
+    ) -> None:
+        """Check the job of a compare job's base, and that both models have one vocabulary."""
+        with map_field_names(lambda field: f"{where}base" if field == f"{where}model" else field):
+            self._check_one(request.base_request(), served[request.base], now, where)
+        sizes = [served[name][0].vocab_size for name in (request.base, request.model) if served[name]]
+        if len(set(sizes)) == 2:
+            raise BadRequest(
+                f"{where}base: {request.base!r} has a vocabulary of {sizes[0]} tokens and {request.model!r} one of "
+                f"{sizes[1]}; expected models of one vocabulary",
+                f"{where}base",
+            )
 
     def _check_mode(self, request: wire.Request, where: str) -> None:
         """Check that a generation can report the logprobs of its mode."""

@@ -154,6 +154,8 @@ class Submission:
         The client of a synchronous request waits, so no event goes to registered webhook endpoints. Results are kept
         for `ttl_s`, by default as long as the settings say. Raises Conflict, QueueFull, TooLarge, Unavailable.
         """
+        asked, asked_ids = requests, set(job_ids)
+        requests, job_ids = wire.with_bases(requests, job_ids)
         with_modes = [with_default_mode(request, self._settings) for request in requests]
         named = self._models.resolve_names(with_modes)
         with traced_submission(self._tracer, named, job_ids) as traceparent:
@@ -169,7 +171,8 @@ class Submission:
                 traceparent=traceparent,
                 kept_body=kept_body,
             )
-        for job, request in zip(submitted, requests, strict=True):
+        submitted = [job for job in submitted if job.id in asked_ids]
+        for job, request in zip(submitted, asked, strict=True):
             if job.is_replay:
                 self._metrics.replayed.inc()
             else:

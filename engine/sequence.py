@@ -105,6 +105,7 @@ class TokenColumns:
     target_logprobs: list[Ids[float]] = field(default_factory=list)  # in the order of the sequence's targets
     ranks: list[int | None] = field(default_factory=list)
     entropies: list[float | None] = field(default_factory=list)  # nats
+    min_logprobs: list[float | None] = field(default_factory=list)  # of the least likely token of the vocabulary
     sampled_logprobs: list[float] = field(default_factory=list)  # generated tokens only; 0 for greedy ones
 
     def __len__(self) -> int:
@@ -160,6 +161,7 @@ class Sequence:
     targets: Targets | None = None
     rank: bool = False
     entropy: bool = False
+    min_logprob: bool = False
     temperature: float = 1.0  # for the logprobs of given tokens
     # Generated tokens have the logprobs of the distribution that they are sampled from, not those of the model's own.
     processed: bool = False
@@ -303,5 +305,6 @@ class Sequence:
                 target_logprobs=[[]] * (self.targets is not None),
                 ranks=[None] * self.rank,
                 entropies=[None] * self.entropy,
+                min_logprobs=[None] * self.min_logprob,
             )
         )

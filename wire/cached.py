@@ -21,4 +21,5 @@ class CachedSequence(Struct, frozen=True, kw_only=True, omit_defaults=True):
     target_logprobs: list[Floats] = []
     ranks: list[int | None] = []
     entropies: Floats | None = None
+    min_logprobs: Floats | None = None
     sampled_logprobs: Floats | None = None

@@ -4,7 +4,8 @@ A request is written without the fields that have their default, so that a relea
 reads every request that does not use it. Decoding is strict: an unknown field is refused.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
 from math import isfinite
 from typing import Annotated, Any, Literal, TypedDict, TypeVar
@@ -235,6 +236,50 @@ class Score(Submission, tag="score", frozen=True, kw_only=True):
             prompt = self.prompt if item.prompt is None else item.prompt
             assert prompt is not None
             yield prompt, item.completion
+
+
+DEFAULT_COMPARED = 128  # most likely tokens of the base
+NOT_COMPARED = ("score", "targets", "rank", "entropy", "packed", "on_item_error", "truncate")
+
+
+class Compare(Score, tag="compare", frozen=True, kw_only=True):
+    """Score the same tokens under two models, and report how far their distributions are apart.
+
+    A score job of `base` runs first, with the id that `base_job_id` of the result names; `model` scores its tokens
+    then. Text is encoded by the base, and both models must have one vocabulary.
+    """
+
+    base: Annotated[ModelName, Meta(description="The model that `model` is compared with, such as the unquantised.")]
+    top_logprobs: Annotated[
+        TopLogprobs,
+        Meta(
+            description="The base's most likely tokens at each position, from which the divergence is computed with "
+            "bounds for the rest. -1: all tokens, and the divergence is exact."
+        ),
+    ] = DEFAULT_COMPARED
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, default in _defaults(Score):
+            if name in NOT_COMPARED and getattr(self, name) != default:
+                raise ValueError(f"`{name}` does not go with a compare job; leave it out")
+        if self.targets is not None or self.truncate is not None:
+            raise ValueError(f"`{'truncate' if self.truncate else 'targets'}` does not go with a compare job")
+        for index, item in enumerate(self.items):
+            if item.targets is not None:
+                raise ValueError(f"`items[{index}].targets` does not go with a compare job")
+        if self.top_logprobs == 0:
+            raise ValueError("`top_logprobs` must be at least 1, or -1 for the whole vocabulary")
+
+    def base_request(self) -> Score:
+        """Return the job of the base."""
+        names = [each.name for each in fields(Score) if each.name not in ("model", "adapter", "webhook", "packed")]
+        return Score(model=self.base, packed=True, **{name: getattr(self, name) for name in names})
+
+
+def base_job_id(job_id: str) -> str:
+    """Return the id of the base's job of a compare job."""
+    return hashlib.blake2b(f"{job_id} base".encode(), digest_size=16).hexdigest()
 
 
 class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -607,8 +652,18 @@ class Embed(Submission, tag="embed", frozen=True, kw_only=True):
     add_special_tokens: Annotated[bool, Meta(description="Begin and end a text as the model's tokenizer does.")] = True
 
 
-Request = Score | Generate | Tokenize | Classify | Embed
-Kind = Literal["score", "generate", "tokenize", "classify", "embed"]
+Request = Score | Compare | Generate | Tokenize | Classify | Embed
+Kind = Literal["score", "compare", "generate", "tokenize", "classify", "embed"]
+
+
+def with_bases(requests: Sequence[Request], job_ids: Sequence[str]) -> tuple[list[Request], list[str]]:
+    """Return the jobs of a submission and their ids, with the base's job of each compare job before it."""
+    pairs: list[tuple[Request, str]] = []
+    for request, job_id in zip(requests, job_ids, strict=True):
+        if isinstance(request, Compare):
+            pairs.append((request.base_request(), base_job_id(job_id)))
+        pairs.append((request, job_id))
+    return [request for request, _ in pairs], [job_id for _, job_id in pairs]
 
 
 def kind_of(request: Request) -> Kind:

@@ -137,6 +137,8 @@ def compute_logprobs(queries: list[LogprobQuery], logits: mx.array) -> PendingLo
         columns.append(rows.column("ranks", scoring.ranks(rows.take(logits), rows.take(token_ids))))
     if rows := _select(queries, lambda sequence: sequence.entropy):
         columns.append(rows.column("entropies", scoring.entropies(rows.take(logits), rows.take(normalizers))))
+    if rows := _select(queries, lambda sequence: sequence.min_logprob):
+        columns.append(rows.column("min_logprobs", rows.take(logits).min(axis=-1) - rows.take(normalizers)))
     for k in {query.sequence.top_logprobs for query in queries} - {0}:
         if rows := _select(queries, partial(_has_top, k)):
             top_logits = rows.take(logits)

@@ -39,7 +39,8 @@ def jobs(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Only jobs of this model.")] = None,
     kind: Annotated[
-        Literal["score", "generate", "tokenize", "classify", "embed"] | None, typer.Option(help="Only such jobs.")
+        Literal["score", "compare", "generate", "tokenize", "classify", "embed"] | None,
+        typer.Option(help="Only such jobs."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=100, help="Jobs to list.")] = 20,
     cursor: Annotated[str | None, typer.Option(help="List those after a page that ended with this cursor.")] = None,

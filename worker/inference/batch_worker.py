@@ -95,7 +95,9 @@ class BatchWorker(Worker):
         registration.read_adapters = partial(served_adapters, engine)
         if self.settings.crosscheck:
             hosted.crosschecker = self.start_crosschecks(engine, name, registration)
-        hosted.inference = InferenceRunner(engine, name, publisher, hosted.crosschecker, self.open_cache(engine))
+        hosted.inference = InferenceRunner(
+            engine, name, publisher, hosted.crosschecker, self.open_cache(engine), self.connection
+        )
         hosted.registration = registration
 
     def run_inference(self, job: Job) -> AsyncResult:

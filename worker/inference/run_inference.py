@@ -15,9 +15,12 @@ from functools import partial
 from threading import Lock
 
 from msgspec.structs import replace
+from redis import Redis
+from rq.job import Retry
 
 from scorepool import wire
 from scorepool.engine import Engine, EngineError, InvalidRequest, ModelInfo, Sequence, Share, WeightsReplaced
+from scorepool.worker.inference.comparison_run import RETRY, BaseIsPending, ComparisonRun
 from scorepool.worker.inference.crosschecker import Crosschecker
 from scorepool.worker.inference.engine_errors import map_engine_error
 from scorepool.worker.inference.job_progress import JobProgress
@@ -54,7 +57,9 @@ class InferenceRunner:
         publisher: TokenPublisher,
         crosschecker: Crosschecker | None = None,
         cache: ResultCache | None = None,
+        redis: Redis | None = None,
     ) -> None:
+        self.redis = redis  # of compare jobs, which read their base's result
         self.engine = engine
         self.cache = cache
         self.model = model
@@ -77,7 +82,11 @@ class InferenceRunner:
         if isinstance(request, wire.Generate) and request.include_draft_logprobs:
             check_speculates(self.engine.model_info)
         job.request = None  # it may be large, and Redis has it
-        run = InferenceRun(self.engine, request, job, self.publisher, self._build, self.large_results, self.cache)
+        comparison, build = None, self._build
+        if isinstance(request, wire.Compare) and self.redis is not None:
+            comparison = ComparisonRun(request, job.id, self.redis)
+            build = partial(self._build_compared, comparison)
+        run = InferenceRun(self.engine, request, job, self.publisher, build, self.large_results, self.cache, comparison)
         self.tokenizing.put(run)
         return AsyncResult(
             run.ended,
@@ -98,11 +107,20 @@ class InferenceRunner:
         stamp = with_cached(result.stamp, (each.cached for each in prepared if each.failure is None))
         return result if stamp is result.stamp else replace(result, stamp=stamp)
 
-    def _finish(self, job: Job, run: "InferenceRun", prepared: list[PreparedSequence]) -> wire.Result:
-        result = run.result or self._build(run.request, prepared)
+    def _build_compared(
+        self, comparison: ComparisonRun, _: wire.Request, prepared: list[PreparedSequence]
+    ) -> wire.Result:
+        stamp = provenance_of(self.model, prepared[-1].sequence.model_info or self.engine.model_info)
+        return comparison.build(prepared, self.engine.chat, with_cached(stamp, (each.cached for each in prepared)))
+
+    def _finish(self, job: Job, run: "InferenceRun", prepared: list[PreparedSequence]) -> wire.Result | Retry:
+        if run.is_pending:
+            return RETRY
+        result = run.result or run.build(run.request, prepared)
         job.work = max(1.0, work_of(result, prepared))
         is_computed = not result.stamp.cached_items and run.request.adapter is None  # others have other adapters
-        if self.crosschecker is not None and isinstance(run.request, wire.Score) and is_computed:
+        is_score = isinstance(run.request, wire.Score) and not isinstance(run.request, wire.Compare)
+        if self.crosschecker is not None and isinstance(run.request, wire.Score) and is_score and is_computed:
             self.crosschecker.offer(job, prepared, run.request.temperature, result)
         return result
 
@@ -167,20 +185,25 @@ class InferenceRun:
         build: BuildResult,
         large_results: OwnerThread,
         cache: ResultCache | None = None,
+        comparison: ComparisonRun | None = None,
     ) -> None:
+        self.is_pending = False  # it must run again later, because its base has no result yet
         self.ended: Future[list[PreparedSequence]] = Future()  # never done if the run is canceled
         self.result: wire.Result | None = None  # a large one, built on its own thread before `ended`
         self.request = request
         self._engine = engine
-        self._build = build
+        self.build = build
         self._large_results = large_results
         self._cache = cache if may_be_cached(request) else None
         self._job = job
         self._publisher = publisher
         self.owner = job.owner
         self.num_characters = num_characters(request)
-        self._steps = to_sequences(
-            request, engine.chat, engine.model_info.context_length, job.owner, engine.model_info.pooling or "last"
+        info = engine.model_info
+        self._steps = (
+            to_sequences(request, engine.chat, info.context_length, job.owner, info.pooling or "last")
+            if comparison is None
+            else comparison.steps(info.vocab_size)
         )
         self._sequences: list[Sequence] = []
         self._num_restarts = 0  # because other weights serve
@@ -201,6 +224,9 @@ class InferenceRun:
                 num_encoded += size
         except StopIteration as stop:
             self._start(stop.value)
+        except BaseIsPending:
+            self.is_pending = True
+            self.ended.set_result([])
         except BaseException as error:  # the main thread decides what any error means
             self.ended.set_exception(map_engine_error(error))
         else:
@@ -347,6 +373,8 @@ class InferenceRun:
     def _end(self, prepared: list[PreparedSequence]) -> None:
         """End the job with these sequences. A large result is built on a thread of its own before."""
         num_numbers = sum(len(each.sequence.token_ids) * (1 + each.sequence.top_logprobs) for each in prepared)
+        if isinstance(self.request, wire.Compare):
+            num_numbers += sum(map(len, (ids for each in prepared for ids in each.sequence.columns.target_logprobs)))
         if num_numbers < LARGE_RESULT:
             self.ended.set_result(prepared)
         else:
@@ -356,7 +384,7 @@ class InferenceRun:
         if self._is_canceled:
             return
         try:
-            self.result = self._build(self.request, prepared)
+            self.result = self.build(self.request, prepared)
         except BaseException as error:  # the main thread decides what any error means
             self.ended.set_exception(error)
         else:

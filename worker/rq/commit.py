@@ -128,10 +128,13 @@ class ResultCommitter:
         if inflight.error is None and not isinstance(inflight.value, Retry):
             job._status = JobStatus.FINISHED  # callbacks read it
             self._run_callback(inflight, job.execute_success_callback, inflight.value)
-        if job.has_outcome:
-            self._decide_outcome(inflight)
-        elif isinstance(inflight.value, Retry):
+        if asks_again := inflight.error is None and isinstance(inflight.value, Retry):
             self._decide_requested_retry(inflight, inflight.value)
+        if job.has_outcome:
+            if inflight.retry_delay_s is None:
+                self._decide_outcome(inflight)
+        elif asks_again:
+            pass  # decided above
         elif inflight.error is not None and not isinstance(inflight.error, Stopped | JobError) and job.should_retry:
             inflight.retry_delay_s = job.get_retry_interval()
             job.retries_left = (job.retries_left or 1) - 1

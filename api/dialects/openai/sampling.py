@@ -216,7 +216,9 @@ class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
 class PromptTokensDetails(Struct, frozen=True, kw_only=True):
     """Count the prompt tokens that were not computed."""
 
-    cached_tokens: Annotated[int, Meta(description="Of a prefix that was computed before, or of a cached result.")]
+    cached_tokens: Annotated[
+        int, Meta(description="Tokens of a prefix that was computed before, or of a cached result.")
+    ]
 
 
 class CompletionUsage(Struct, frozen=True, kw_only=True):

@@ -73,7 +73,7 @@ def values(sequence: Sequence) -> tuple[object, ...]:
 
 SAME = [
     pytest.param(scored(), id="score"),
-    pytest.param(scored(score_from=0, top_logprobs=3, rank=True, entropy=True), id="all columns"),
+    pytest.param(scored(score_from=0, top_logprobs=3, rank=True, entropy=True, min_logprob=True), id="all columns"),
     pytest.param(scored(targets=Targets([[1, 2, 3]], is_shared=True), temperature=0.7), id="targets"),
     pytest.param(scored(score_from=6, targets=Targets([[1], [2, 3]], is_shared=False)), id="targets of each token"),
     pytest.param(greedy(), id="greedy"),
@@ -188,16 +188,8 @@ def test_owners_and_salts_are_told_apart(engine: Engine, open_cache: Callable[..
 
 
 def test_every_input_of_a_sequence_is_digested_or_known_to_change_no_number():
-    assert set(OPTIONS) == {
-        "adapter_name",
-        "reports_proposals",
-        "score_from",
-        "top_logprobs",
-        "rank",
-        "entropy",
-        "temperature",
-        "processed",
-    }
+    names = {"score_from", "top_logprobs", "rank", "entropy", "min_logprob", "temperature", "processed"}
+    assert set(OPTIONS) == names | {"adapter_name", "reports_proposals"}
 
 
 def test_what_is_drawn_or_constrained_or_classified_is_not_kept():

@@ -2,8 +2,8 @@
 
 A score is a function of weights, tokens and options, and so is a greedy generation: that of temperature 0, or of
 top_k 1, which leaves one token to choose. Other generations are drawn anew for each job. A constrained one also depends
-on its grammar, and a classification is one forward of one item, so neither is kept. What speculation
-proposed follows from how the tokens were computed, not from what they are.
+on its grammar, and a classification is one forward of one item, so neither is kept. What speculation proposed follows
+from how the tokens were computed, not from what they are.
 """
 
 import hashlib

@@ -28,6 +28,7 @@ def to_entry(digest: bytes, sequence: Sequence) -> CachedSequence:
         target_logprobs=[Floats(values) for values in columns.target_logprobs],
         ranks=columns.ranks,
         entropies=Floats(columns.entropies) if columns.entropies else None,
+        min_logprobs=Floats(columns.min_logprobs) if columns.min_logprobs else None,
         sampled_logprobs=Floats(columns.sampled_logprobs) if columns.sampled_logprobs else None,
     )
 
@@ -42,6 +43,7 @@ def fill_from_entry(sequence: Sequence, entry: CachedSequence, info: ModelInfo) 
         target_logprobs=list(entry.target_logprobs),
         ranks=entry.ranks,
         entropies=_values(entry.entropies or ()),
+        min_logprobs=_values(entry.min_logprobs or ()),
         sampled_logprobs=list(entry.sampled_logprobs or ()),
     )
     expected = {
@@ -51,6 +53,7 @@ def fill_from_entry(sequence: Sequence, entry: CachedSequence, info: ModelInfo) 
         "target_logprobs": sequence.targets is not None,
         "ranks": sequence.rank,
         "entropies": sequence.entropy,
+        "min_logprobs": sequence.min_logprob,
     }
     lengths = {name: len(getattr(columns, name)) for name in expected} | {"sampled": len(columns.sampled_logprobs)}
     wanted = {name: num_tokens * is_wanted for name, is_wanted in expected.items()}

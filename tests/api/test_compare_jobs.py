@@ -1,0 +1,205 @@
+"""Compare jobs through the real stack: a model of 4 bits with the one that it was made from, against torch."""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.convert import convert
+
+from scorepool import Client, JobFailed, ScorepoolError, wire
+from scorepool.engine.model.dequantize import dequantized_weights
+from scorepool.local.demo import free_port
+from scorepool.local.stack import Stack
+from tests.engine.oracle import Oracle
+from tests.tiny_models import ORACLE_FOLDER, VOCAB_SIZE, TinyModels
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+ROWS = [[(7 * row + 3 * place) % (VOCAB_SIZE - 5) + 3 for place in range(12 + 5 * row)] for row in range(4)]
+ITEMS = [wire.ScoreItem(prompt=row[:4], completion=row[4:]) for row in ROWS]
+
+
+@pytest.fixture(scope="module")
+def folders(tiny_models: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the folders of a model, of its quantised copy, and of what this one is in float32, for torch."""
+    work = tmp_path_factory.mktemp("quantised")
+    source = tiny_models("llama")
+    convert(str(source), str(work / "4bit"), quantize=True, q_bits=4, q_group_size=32)
+    unpacked = Path(shutil.copytree(source, work / "unpacked", ignore=shutil.ignore_patterns(ORACLE_FOLDER)))
+    mx.save_safetensors(
+        str(unpacked / "model.safetensors"), dict(dequantized_weights(work / "4bit")), {"format": "mlx"}
+    )
+    return {"base": source, "4bit": work / "4bit", "unpacked": unpacked}
+
+
+@pytest.fixture(scope="module")
+def stack(folders: dict[str, Path], root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    state = tmp_path_factory.mktemp("stack")
+    models = [f"{name}={folders[name]}" for name in ("base", "4bit")]
+    models.append(f"demo={root / 'scorepool' / 'models' / 'demo'}")
+    environ = {
+        "SCOREPOOL_PORT": str(free_port()),
+        "SCOREPOOL_DTYPE": "float32",
+        "SCOREPOOL_REDIS_APPENDFSYNC": "everysec",
+        "SCOREPOOL_LEASE_S": "2",
+    }
+    with Stack(models, state=state, environ=environ, logs=state / "logs") as stack:
+        yield stack
+
+
+@pytest.fixture
+def client(stack: Stack) -> Iterator[Client]:
+    with Client(stack.url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def expected(folders: dict[str, Path]) -> dict[str, Any]:
+    """Compute what llama.cpp's perplexity tool reports, by torch in float64 over the whole vocabulary."""
+    base, other = Oracle(folders["base"]), Oracle(folders["unpacked"])
+    klds, same, deltas, difference = [], [], [], 0.0
+    for row in ROWS:
+        p, q = (one.logprobs(row)[3:-1] for one in (base, other))
+        tokens = (np.arange(len(p)), row[4:])
+        klds += np.sum(np.exp(p) * (p - q), axis=-1).tolist()
+        same += (p.argmax(axis=-1) == q.argmax(axis=-1)).tolist()
+        deltas += (np.exp(q[tokens]) - np.exp(p[tokens])).tolist()
+        difference += float(np.sum(q[tokens] - p[tokens]))
+    return {
+        "klds": klds,
+        "mean": np.mean(klds),
+        "median": np.median(klds),
+        "p99": np.quantile(klds, 0.99),
+        "max": max(klds),
+        "same_top_p": np.mean(same),
+        "mean_delta_p": np.mean(deltas),
+        "rms_delta_p": np.sqrt(np.mean(np.square(deltas))),
+        "logprob_sum_difference": difference,
+    }
+
+
+def compare(client: Client, **options: Any) -> wire.Result:
+    return client.submit(wire.Compare(**{"model": "4bit", "base": "base", "items": ITEMS} | options)).result()
+
+
+def test_4_bits_against_float32_equal_torch_on_the_whole_vocabulary(client: Client, expected: dict[str, Any]):
+    result = compare(client, top_logprobs=-1)
+    found = result.comparison
+    assert found is not None
+    assert found.is_exact
+    assert (found.num_top, found.num_tokens) == (VOCAB_SIZE, len(expected["klds"]))
+    assert found.kld_lower == found.kld_upper
+    for name in ("mean", "median", "p99", "max"):
+        assert getattr(found.kld_lower, name) == pytest.approx(expected[name], abs=1e-4)
+    for name in ("same_top_p", "mean_delta_p", "rms_delta_p"):
+        assert getattr(found, name) == pytest.approx(expected[name], abs=1e-4)
+    num_tokens = len(expected["klds"])
+    assert found.logprob_sum_difference == pytest.approx(expected["logprob_sum_difference"], abs=1e-4 * num_tokens)
+    klds = [value for one in found.sequences for value in one.kld_lower]
+    assert klds == pytest.approx(expected["klds"], abs=1e-4)
+    assert expected["mean"] > 1e-3  # the models differ
+
+
+def test_the_most_likely_tokens_give_bounds(client: Client, expected: dict[str, Any]):
+    found = compare(client, top_logprobs=32).comparison
+    assert found is not None
+    assert not found.is_exact
+    lower = [value for one in found.sequences for value in one.kld_lower]
+    upper = [value for one in found.sequences for value in one.kld_upper]
+    for low, high, true in zip(lower, upper, expected["klds"], strict=True):
+        assert low - 1e-4 <= true <= high + 1e-4
+    assert found.same_top_p == pytest.approx(expected["same_top_p"], abs=1e-4)
+    assert found.rms_delta_p == pytest.approx(expected["rms_delta_p"], abs=1e-4)
+
+
+def test_the_result_names_both_models_and_has_the_models_own_logprobs(client: Client):
+    result = compare(client)
+    found = result.comparison
+    assert found is not None
+    assert (result.stamp.model, found.base.model) == ("4bit", "base")
+    assert result.stamp.fingerprint != found.base.fingerprint
+    assert result.stamp.quantization is not None
+    assert found.base.quantization is None
+    own, base = (client.submit(wire.Score(model=name, items=ITEMS)).result() for name in ("4bit", "base"))
+    for compared, mine, theirs, one in zip(
+        result.sequences, own.sequences, base.sequences, found.sequences, strict=True
+    ):
+        assert list(compared.logprobs or ()) == pytest.approx(list(mine.logprobs or ()), abs=1e-4)
+        assert list(one.base_logprobs) == pytest.approx(list(theirs.logprobs or ()), abs=1e-4)
+        assert (compared.token_ids, compared.text) == (mine.token_ids, mine.text)
+    assert client.job(found.base_job_id).kind == "score"
+
+
+def test_text_is_encoded_by_the_base(client: Client):
+    items = [wire.ScoreItem(prompt="import", completion=" os and sys")]
+    result = compare(client, items=items)
+    scored = client.submit(wire.Score(model="base", items=items)).result()
+    assert result.sequences[0].token_ids == scored.sequences[0].token_ids
+    assert result.sequences[0].prompt_token_ids == scored.sequences[0].prompt_token_ids
+
+
+def test_a_model_equals_itself(client: Client):
+    found = compare(client, model="base", top_logprobs=-1).comparison
+    assert found is not None
+    assert found.kld_lower.max == pytest.approx(0, abs=1e-5)
+    assert found.same_top_p == 1
+
+
+def test_a_failure_of_the_base_fails_the_job_by_name(client: Client):
+    with pytest.raises(JobFailed, match=r"base 'base', job .*: .*at most 512 fit") as failed:
+        compare(client, items=[wire.ScoreItem(prompt="a " * 3000, completion="b")])
+    assert failed.value.failure.code == "too_long"
+
+
+@pytest.mark.parametrize(
+    ("options", "expectation"),
+    [
+        ({"base": "absent"}, "base: .*absent"),
+        ({"base": "demo"}, "base: 'demo' has a vocabulary of .* expected models of one vocabulary"),
+        ({"top_logprobs": VOCAB_SIZE + 1}, "top_logprobs: expected at most"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_at_the_door(client: Client, options: dict[str, Any], expectation: str):
+    with pytest.raises(ScorepoolError, match=expectation):
+        compare(client, **options)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"score": "all"}, {"targets": [1]}, {"rank": True}, {"packed": True}, {"truncate": "left"}, {"top_logprobs": 0}],
+)
+def test_options_that_do_not_go_with_it_are_refused_by_name(option: dict[str, Any]):
+    [name] = option
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        wire.Compare(model="m", base="b", items=ITEMS, **option)
+
+
+def test_an_idempotency_key_gives_the_same_job(stack: Stack, client: Client):
+    request = wire.Compare(model="4bit", base="base", items=ITEMS[:1])
+    one, other = (client.submit(request, idempotency_key="compare-1") for _ in range(2))
+    assert one.id == other.id
+    assert json.loads(wire.encode_json(one.result()))["comparison"]["num_tokens"] == 8
+
+
+def test_a_job_waits_for_a_base_that_is_not_served_and_ends_with_it(client: Client):
+    job = client.submit(wire.Compare(model="4bit", base="absent", items=ITEMS[:1], wait_for_model=True))
+    time.sleep(2.5)  # it was looked for more than once
+    assert client.job(job.id).status in {"queued", "started"}
+    client.cancel(wire.base_job_id(job.id))
+    with pytest.raises(JobFailed, match=r"base 'absent', job .*: canceled by its owner") as failed:
+        job.result(60)
+    assert failed.value.failure.code == "canceled"
+
+
+def test_a_job_that_waits_for_its_base_can_be_canceled(client: Client):
+    job = client.submit(wire.Compare(model="4bit", base="absent", items=ITEMS[:1], wait_for_model=True))
+    time.sleep(1.5)
+    client.cancel(job.id)
+    with pytest.raises(JobFailed, match="canceled"):
+        job.result(60)
+    client.cancel(wire.base_job_id(job.id))

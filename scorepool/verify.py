@@ -135,7 +135,7 @@ def verify(job: wire.Job, recompute: Recompute, request: wire.Request | None = N
     claimed = [
         _claimed(index, sequence, request) for index, sequence in enumerate(result.sequences) if not sequence.failure
     ]
-    temperature = result.temperature if job.kind == "score" else 1.0
+    temperature = result.temperature if job.kind in ("score", "compare") else 1.0
     again, stamp = _rescore(job.model, claimed, temperature, recompute)
     stamps = wire.stamp_differences(result.stamp, stamp)
     if not wire.are_of_one_model(result.stamp, stamp):

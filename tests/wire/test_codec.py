@@ -113,7 +113,11 @@ def test_a_request_is_the_same_in_json_and_in_msgpack(encoding: str):
         ({"items": [{"prompt": [], "completion": [3]}]}, "items[0].prompt", "length >= 1, found []"),
         ({"model": "../etc"}, "model", "found '../etc'"),
         ({"model": "demo\n"}, "model", "found 'demo\\n'"),
-        ({"type": "scor"}, "type", "Expected 'classify' | 'compare' | 'embed' | 'generate' | 'score' | 'tokenize', found 'scor'"),
+        (
+            {"type": "scor"},
+            "type",
+            "Expected 'classify' | 'compare' | 'embed' | 'generate' | 'score' | 'tokenize', found 'scor'",
+        ),
         ({"score": "both"}, "score", "Expected 'all' | 'completion', found 'both'"),
         ({"k" * 1000: 1}, "k" * 77 + "...", "unknown field"),
         ({"timeout_s": 0}, "timeout_s", ">= 1, found 0"),

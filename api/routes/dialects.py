@@ -140,8 +140,7 @@ async def _run(
     def field_name(name: str) -> str:
         return endpoint.field_name(body, name)
 
-    is_in_background = endpoint.is_in_background(body)
-    limit_s = BACKGROUND_TIMEOUT_S if is_in_background else submission.time_limit_s
+    limit_s = BACKGROUND_TIMEOUT_S if endpoint.is_in_background(body) else submission.time_limit_s
     kept_body = endpoint.kept_body(body)
     texts = (_to_tokenize(text, served_model.id, limit_s) for text in endpoint.texts_to_encode(body, served_model))
     tokenizes = await submission.build(texts, count.field)
@@ -160,13 +159,10 @@ async def _run(
         raise TooLarge(error.message, error.field) from None
     key = endpoint.idempotency_key(body)
     ids = [context.unique_id] if kept_body else await submission.job_ids(owner, key, len(requests))
-    if is_in_background:
+    if endpoint.is_in_background(body):
         with map_field_names(field_name):
-            await submission.submit(owner, requests, None, ids, is_bulk=False, kept_body=kept_body)
-        queued = wire.Job(
-            id=ids[0], kind="generate", model=served_model.id, status="queued", created_at=float(context.created)
-        )
-        return reply(endpoint.to_kept_reply(body, queued), "json")
+            [job] = await submission.submit(owner, requests, None, ids, is_bulk=False, kept_body=kept_body)
+        return reply(endpoint.to_kept_reply(body, _queued(job.id, served_model.id, context.created)), "json")
     if endpoint.is_streamed(body):
         events = streaming.submit_and_stream(owner, requests, ids, held, field_name, key, kept_body)
         return await _stream(request, events, ids, endpoint.to_events(body, ids, context))
@@ -175,6 +171,10 @@ async def _run(
         results = await submission.submit_and_wait(request, owner, requests, held, field_name, key, ids, kept_body)
     is_large = endpoint.has_large_replies or sum(result.num_tokens for result in results) > MAX_INLINE_TOKENS
     return await held.reply(lambda: endpoint.to_reply(body, results, context), "json", is_large=is_large)
+
+
+def _queued(job_id: str, model: str, created: int) -> wire.Job:
+    return wire.Job(id=job_id, kind="generate", model=model, status="queued", created_at=float(created))
 
 
 def _to_tokenize(text: str | Chat, model: str, timeout_s: int) -> wire.Tokenize:

@@ -90,7 +90,7 @@ def places(schema: dict[str, Any], above: Place = ()) -> Iterator[tuple[Place, A
                 continue  # the tag of a union
             others = {other: value for other, value in base.items() if {other, name} != {"prompt", "messages"}}
             lists = [each for each, _ in alternatives(field) if each.get("type") == "array"]
-            yield (*above, name), others | {name: None}, example(lists[0]["items"]) if lists else None
+            yield (*above, name), others | {name: None}, example(lists[0].get("items", {})) if lists else None
             for place, inner, entry in places(field, (*above, name)):
                 yield place, others | {name: inner}, entry
 

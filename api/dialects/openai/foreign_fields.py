@@ -11,7 +11,6 @@ from scorepool.api.dialects.unsupported import ANY
 COMMON: dict[str, object] = {
     # vLLM
     "allowed_token_ids": None,
-    "cache_salt": None,
     "ec_transfer_params": None,
     "guided_choice": None,
     "guided_decoding_backend": None,

@@ -15,6 +15,7 @@ from scorepool.wire.request import (
     MAX_SEED,
     MAX_SHOWN_TARGETS,
     WHOLE_VOCABULARY,
+    CacheSalt,
     LogitBias,
     MinP,
     ModelName,
@@ -138,6 +139,7 @@ class SamplingRequest(SamplingParameters, frozen=True, forbid_unknown_fields=Tru
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: NoEffect[str] | None = None
+    cache_salt: CacheSalt = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
 
@@ -169,6 +171,7 @@ class JobFields(SamplingFields):
     model: str
     timeout_s: int
     stream: bool
+    cache_salt: str | None
     include_draft_logprobs: bool
 
 
@@ -178,6 +181,7 @@ def sampling_fields(body: SamplingRequest, timeout_s: int) -> JobFields:
         model=body.model,
         timeout_s=timeout_s,
         stream=bool(body.stream),
+        cache_salt=body.cache_salt,
         include_draft_logprobs=bool(body.include_draft_logprobs),
         **sampling_options(body),
     )

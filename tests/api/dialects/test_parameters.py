@@ -290,3 +290,12 @@ def test_a_number_out_of_range_is_refused_by_its_field(foreign: dict[str, Any]):
     with pytest.raises(wire.Invalid) as refused:
         CHAT.parse(body)
     assert (refused.value.field, refused.value.message) == ("seed", "seed: Number out of range")
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions", "responses"])
+def test_a_salt_keeps_cached_results_apart(kind: str):
+    assert [job.cache_salt for job in parse(kind, {"cache_salt": "s"})] == ["s"]
+    for wrong in ("", "s" * 257, 1):
+        with pytest.raises(wire.Invalid) as refused:
+            parse(kind, {"cache_salt": wrong})
+        assert refused.value.field == "cache_salt"

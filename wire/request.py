@@ -225,7 +225,7 @@ class Score(Submission, tag="score", frozen=True, kw_only=True):
             raise ValueError(f"`items[{index}].targets` with a list for each token does not go with `truncate`")
         prompt = (self.prompt or item.prompt or ()) if self.score == "all" else ()
         num_tokens = len(prompt) + len(item.completion)
-        if len(lists) != num_tokens:
+        if len(lists) != num_tokens and self.on_item_error == "fail":  # else the worker reports the item
             raise ValueError(
                 f"`items[{index}].targets` has {len(lists)} lists; expected {num_tokens}, one for each reported token"
             )

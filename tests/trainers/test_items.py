@@ -42,6 +42,26 @@ def test_one_bad_row_of_a_thousand_fails_alone(native: Client):
         native.score("demo", pairs)
 
 
+def test_targets_that_do_not_fit_an_item_fail_alone(native: Client, http: httpx.Client):
+    items = [
+        wire.ScoreItem(prompt=[5], completion=[7, 8], targets=[[1, 2], [3]]),
+        wire.ScoreItem(prompt=[5], completion=[7, 8], targets=[[1]]),
+        wire.ScoreItem(prompt=[5], completion=[7, 8], targets=[[1], [10**6]]),
+        wire.ScoreItem(prompt=[5], completion=[7, 8], targets=[10**6]),
+    ]
+    result = native.submit(wire.Score(model="demo", items=items, **REPORT)).result()
+
+    good, *bad = result.sequences
+    assert [len(each) for each in good.target_logprobs] == [2, 1]
+    reasons = ["has 1 lists of targets; expected one for each of its 2", "target 1000000 in list 1", "target 1000000"]
+    for place, (one, reason) in enumerate(zip(bad, reasons, strict=True), start=1):
+        assert (one.failure.code, one.failure.field) == ("invalid", f"items[{place}]")
+        assert reason in one.failure.message
+    short = {"prompt": [5], "completion": [7, 8], "targets": [[1]]}
+    refused = http.post("/v1/jobs", json={"type": "score", "model": "demo", "items": [short]})
+    assert refused.json()["error"]["field"] == "items[0].targets"
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_job_of_bad_rows_alone_has_their_failures(native: Client, packed: bool):
     result = native.score("demo", [([5], [10**6]), ([10**6], [5])], packed=packed, **REPORT)

@@ -23,6 +23,7 @@ from scorepool.api.page.live import LiveFragments
 from scorepool.api.page.rendering import STATIC, PageFiles
 from scorepool.api.repositories.decode import WrongRedisType
 from scorepool.api.routes import (
+    adapters,
     batches,
     events,
     files,
@@ -93,7 +94,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.scorepool = state
     app.state.live_fragments = LiveFragments(lambda: state.waiting.is_closing)
-    of_jobs = (jobs, events, weights, models, files, batches, message_batches, responses, tokens, tinker)
+    of_jobs = (jobs, events, weights, models, adapters, files, batches, message_batches, responses, tokens, tinker)
     for route in (*of_jobs, *WEBHOOKS, operations):
         app.include_router(route.router)
     for page in (overview, jobs_page, batches_page, models_page, compare, playground, docs, login):

@@ -22,6 +22,7 @@ from scorepool.api.http.large_replies import HeldResults, held_results
 from scorepool.api.metrics.history import History
 from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.metrics.queue_snapshot import QueueSnapshots
+from scorepool.api.repositories.adapters import Adapters
 from scorepool.api.repositories.batches import Batches
 from scorepool.api.repositories.decode import MAX_TIME_S
 from scorepool.api.repositories.files import Files
@@ -83,6 +84,10 @@ async def history(request: Request) -> History:
 
 async def models(request: Request) -> Models:
     return _state(request).models
+
+
+async def adapters(request: Request) -> Adapters:
+    return _state(request).adapters
 
 
 async def jobs(request: Request) -> Jobs:
@@ -210,6 +215,7 @@ MetricsDep = Annotated[Metrics, Depends(metrics)]
 SnapshotsDep = Annotated[QueueSnapshots, Depends(snapshots)]
 HistoryDep = Annotated[History, Depends(history)]
 ModelsDep = Annotated[Models, Depends(models)]
+AdaptersDep = Annotated[Adapters, Depends(adapters)]
 JobsDep = Annotated[Jobs, Depends(jobs)]
 QueueDep = Annotated[Queue, Depends(queue)]
 WebhookEndpointsDep = Annotated[WebhookEndpoints, Depends(endpoints)]

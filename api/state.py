@@ -15,6 +15,7 @@ from scorepool.api.connection import REDIS_TIMEOUT_S, connect
 from scorepool.api.metrics.history import History
 from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.metrics.queue_snapshot import QueueSnapshots
+from scorepool.api.repositories.adapters import Adapters
 from scorepool.api.repositories.batches import Batches
 from scorepool.api.repositories.files import Files
 from scorepool.api.repositories.jobs import Jobs
@@ -50,6 +51,7 @@ class State:
     history: History
     # repositories
     models: Models
+    adapters: Adapters
     jobs: Jobs
     queue: Queue
     endpoints: WebhookEndpoints
@@ -91,6 +93,7 @@ class State:
             snapshots=snapshots,
             history=History(redis, snapshots, models),
             models=models,
+            adapters=Adapters(redis, models),
             jobs=jobs,
             queue=queue,
             endpoints=endpoints,

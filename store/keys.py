@@ -95,6 +95,21 @@ class Keys:
         return f"{PREFIX}:unserved:{owner}"
 
     @staticmethod
+    def adapters(model: str) -> str:
+        """hash: wire.AdapterRecord by name, of adapters that were loaded or unloaded at run time; permanent."""
+        return f"{PREFIX}:adapters:{model}"
+
+    @staticmethod
+    def adapter_reports(model: str) -> str:
+        """hash: wire.AdapterReport by `serial:worker`, of adapters that are being loaded; expires."""
+        return f"{PREFIX}:adapter_reports:{model}"
+
+    @staticmethod
+    def adapters_lock(model: str) -> str:
+        """string: there while an adapter of the model is being loaded or unloaded; expires."""
+        return f"{PREFIX}:adapters_lock:{model}"
+
+    @staticmethod
     def recent_model(model: str) -> str:
         """string: the last ServedModel, kept for SCOREPOOL_MODEL_GRACE_S after the model's last worker has gone."""
         return f"{PREFIX}:recent_model:{model}"

@@ -9,13 +9,14 @@
     weights.py        versions of a model's weights
     comparison.py     two computations of one sequence   crosscheck.py     messages between workers that compare
     progress.py       how far running jobs are
-    cached.py         entries of the result cache
+    cached.py         entries of the result cache            adapter.py       adapters that come and go
 
 To add a kind of job, change these places: a Struct in `request.py` and its names in `Request` and `Kind`; the limits
 in `api/admission.py`; the translation in `worker/inference/translate.py` and `worker/inference/result.py`; the names
 that `scorepool/__init__.py` exports.
 """
 
+from scorepool.wire.adapter import AdapterRecord, AdapterReport, LoadAdapter, UnloadAdapter
 from scorepool.wire.batch import (
     Batch,
     BatchError,
@@ -152,6 +153,8 @@ from scorepool.wire.weights import OnRunning, PushWeights, WeightsSource, Weight
 __all__ = [
     "ALL_EVENTS",
     "Accepted",
+    "AdapterRecord",
+    "AdapterReport",
     "Batch",
     "BatchEnd",
     "BatchError",
@@ -210,6 +213,7 @@ __all__ = [
     "JobWebhookSecret",
     "Kind",
     "LineEndpoint",
+    "LoadAdapter",
     "LogprobsMode",
     "Message",
     "MissingTokens",
@@ -257,6 +261,7 @@ __all__ = [
     "Tool",
     "ToolCall",
     "ToolCallResult",
+    "UnloadAdapter",
     "Usage",
     "Verification",
     "WebhookEndpoint",

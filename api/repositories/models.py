@@ -92,6 +92,17 @@ class Models:
         is_adapter = name not in (served[0].id, *served[0].aliases)
         return replace(served[0], id=name) if is_adapter else served[0]
 
+    async def find_base(self, name: str | None) -> wire.ServedModel:
+        """Return the live model of a name or alias, or the only one if None. Raises ModelNotServed, BadRequest."""
+        found = await self.find(name)
+        if not await self.is_live(found.id):
+            raise self.not_served(name or found.id)
+        return found
+
+    async def workers_of(self, model: str) -> list[wire.ServedModel]:
+        """Return the live workers of a model by its own name, as they are now."""
+        return [each for each in await self._shared.since(clock_s()) if each.id == model and each.takes_jobs]
+
     async def is_live(self, name: str) -> bool:
         """True if a live worker serves the name or alias now."""
         await self.live()

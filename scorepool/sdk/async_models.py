@@ -50,6 +50,18 @@ class AsyncModels:
         call = calls.push_weights(model, weights, version, label, on_running, wait_s)
         return await self._connection.send(call)
 
+    async def load_adapter(self, name: str, path: str, *, model: str | None = None, replaces: bool = False) -> None:
+        """Load a LoRA adapter from a folder of the workers' machines, on all workers of the model or on none.
+
+        Jobs can name it as their model afterwards. `replaces`: it may take the place of one of the same name. The key
+        must be an operator's. Raises ScorepoolError, also with the reason of a worker that refuses it; Unreachable.
+        """
+        await self._connection.send(calls.load_adapter(name, path, model, replaces))
+
+    async def unload_adapter(self, name: str, *, model: str | None = None) -> None:
+        """Unload a LoRA adapter from all workers. Jobs that run with it end. Raises ScorepoolError, Unreachable."""
+        await self._connection.send(calls.unload_adapter(name, model))
+
     async def wait_until_ready(self, timeout_s: float = 60.0) -> list[str]:
         """Wait until a live worker serves a model, and return the names of those served.
 

@@ -146,6 +146,34 @@ def push_weights(
     return replace(call, content=pushed, headers={"Content-Type": "application/octet-stream"}, wait_s=wait_s)
 
 
+def load_adapter(name: str, path: str, model: str | None, replaces: bool) -> Call[None]:
+    body = wire.LoadAdapter(lora_name=name, lora_path=path, model=model, load_inplace=replaces)
+    headers = {"Content-Type": "application/json"}
+    return Call(
+        "POST",
+        "/v1/load_lora_adapter",
+        _nothing,
+        wire.encode_json(body),
+        headers=headers,
+        wait_s=130.0,
+        may_repeat=False,
+    )
+
+
+def unload_adapter(name: str, model: str | None) -> Call[None]:
+    body = wire.UnloadAdapter(lora_name=name, model=model)
+    headers = {"Content-Type": "application/json"}
+    return Call(
+        "POST",
+        "/v1/unload_lora_adapter",
+        _nothing,
+        wire.encode_json(body),
+        headers=headers,
+        wait_s=130.0,
+        may_repeat=False,
+    )
+
+
 def tokenizer_info(model: str | None) -> Call[wire.TokenizerInfo]:
     return _call(wire.TokenizerInfo, "GET", "/tokenizer_info", model=model)
 

@@ -51,6 +51,18 @@ class Models(Blocking):
             self._async.push_weights(model, weights, version=version, label=label, on_running=on_running, wait_s=wait_s)
         )
 
+    def load_adapter(self, name: str, path: str, *, model: str | None = None, replaces: bool = False) -> None:
+        """Load a LoRA adapter from a folder of the workers' machines, on all workers of the model or on none.
+
+        Jobs can name it as their model afterwards. `replaces`: it may take the place of one of the same name. The key
+        must be an operator's. Raises ScorepoolError, also with the reason of a worker that refuses it; Unreachable.
+        """
+        self._run(self._async.load_adapter(name, path, model=model, replaces=replaces))
+
+    def unload_adapter(self, name: str, *, model: str | None = None) -> None:
+        """Unload a LoRA adapter from all workers. Jobs that run with it end. Raises ScorepoolError, Unreachable."""
+        self._run(self._async.unload_adapter(name, model=model))
+
     def wait_until_ready(self, timeout_s: float = 60.0) -> list[str]:
         """Wait until a live worker serves a model, and return the names of those served.
 

@@ -55,7 +55,7 @@ def test_the_document_is_valid_and_complete(document: dict[str, Any]):
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 64
+    assert len(operations) == 66
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
@@ -267,6 +267,38 @@ async def call_batches(call: Callable[..., Awaitable[Any]]) -> None:
         await call(method, route, query="?unknown=1")
 
 
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+
+async def call_adapters(call: Callable[..., Awaitable[Any]], redis: Redis, worker: FakeWorker, *, key: str) -> None:
+    """Send the requests of the routes of adapters. No worker loads any: the test stands for it."""
+    body = {"lora_name": "sql", "lora_path": "/adapters/sql"}
+    records, adapter = Keys.adapters("demo"), wire.ServedAdapter(name="sql", fingerprint="a", path="/a", rank=8)
+    loading = asyncio.create_task(call("POST", LOAD, json=body))
+    while (value := redis.hget(records, "sql")) is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    serial = wire.parse(value, wire.AdapterRecord, "msgpack").serial
+    report = wire.encode(wire.AdapterReport(fingerprint="a"))
+    redis.hset(Keys.adapter_reports("demo"), f"{serial}:{worker.name}", report)
+    worker.register(adapters=[adapter])
+    await loading
+    unloading = asyncio.create_task(call("POST", UNLOAD, json={"lora_name": "sql"}))
+    while b"unloaded" not in redis.hget(records, "sql"):  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    worker.register()
+    await unloading
+    redis.set(Keys.adapters_lock("demo"), "1")
+    for path, right in ((LOAD, body), (UNLOAD, {"lora_name": "sql"})):
+        await call("POST", path, json=right)  # 409
+        await call("POST", path, json=right | {"model": "none"})
+        await call("POST", path, json=right, key=key)  # 403
+        await call("POST", path, json=right, key=None)
+        await call("POST", path, json={})
+        await call("POST", path, content=b"", headers={"Content-Type": "text/plain"})
+        await call("POST", path, content=b" " * 6000, headers={"Content-Type": "application/json"})
+    redis.delete(Keys.adapters_lock("demo"), records)
+
+
 WEIGHTS = "/v1/models/{id}/weights"
 
 
@@ -471,6 +503,7 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
         await call_message_batches(call)
         await call_responses(call)
         await call_weights(call, redis, key=BOB)
+        await call_adapters(call, redis, worker, key=BOB)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scorepool.api.http.bodies, "BODY_GRACE_S", 0.05)
             for path, methods in document["paths"].items():
@@ -567,7 +600,7 @@ async def test_the_body_to_try_of_each_route_is_accepted(
 ):
     tried = examples(document)
     endpoints = {endpoint.path: endpoint for dialect in DIALECTS for endpoint in dialect.endpoints}
-    assert tried.keys() == {"/v1/jobs", "/v1/jobs/bulk", "/v1/messages/batches", WEIGHTS, *endpoints}
+    assert tried.keys() == {"/v1/jobs", "/v1/jobs/bulk", "/v1/messages/batches", WEIGHTS, LOAD, UNLOAD, *endpoints}
     for route, endpoint in endpoints.items():
         endpoint.parse(json.dumps(tried[route]).encode())
     async with serving() as http:

@@ -21,6 +21,7 @@ from scorepool.wire import WeightsSource
 from scorepool.worker.claims.link_report import LinkReport
 from scorepool.worker.claims.queue_group import QueueGroup, QueueGroups
 from scorepool.worker.engine_settings import engine_settings
+from scorepool.worker.inference.adapter_follower import AdapterFollower
 from scorepool.worker.inference.budget import EVERY_S as BUDGET_EVERY_S
 from scorepool.worker.inference.budget import Budget
 from scorepool.worker.inference.configured_adapters import (
@@ -98,7 +99,17 @@ class BatchWorker(Worker):
         hosted.inference = InferenceRunner(
             engine, name, publisher, hosted.crosschecker, self.open_cache(engine), self.connection
         )
+        hosted.adapters = AdapterFollower(
+            engine, self.connection, name, self.name, partial(self.show_now, registration)
+        )
+        hosted.adapters.start()
         hosted.registration = registration
+
+    def show_now(self, registration: WorkerRegistration) -> None:
+        """Write a registration before the next heartbeat does."""
+        with self.connection.pipeline() as pipeline:
+            registration.renew(pipeline)
+            pipeline.execute()
 
     def run_inference(self, job: Job) -> AsyncResult:
         """Start a job on the model of its queue. Raises wire.Invalid, JobError."""

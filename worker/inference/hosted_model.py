@@ -8,6 +8,7 @@ from scorepool.engine import Engine
 from scorepool.store import Settings
 from scorepool.wire import EngineLoad
 from scorepool.worker.claims.queue_group import QueueGroup
+from scorepool.worker.inference.adapter_follower import AdapterFollower
 from scorepool.worker.inference.budget import Budget
 from scorepool.worker.inference.crosschecker import Crosschecker
 from scorepool.worker.inference.engine_rates import RateWindow
@@ -21,7 +22,7 @@ UNLOADED_JOBS = 1  # that a worker of several models has of one whose weights ar
 
 
 class HostedModel:
-    """What a worker has of one model. The last five are set while it starts."""
+    """What a worker has of one model. The last six are set while it starts."""
 
     def __init__(
         self, engine: Engine, group: QueueGroup, settings: Settings, budget: Budget | None, is_one_of_several: bool
@@ -38,6 +39,7 @@ class HostedModel:
         self.crosschecker: Crosschecker | None = None
         self.weights: WeightsStore | None = None
         self.mover: WeightsMover | None = None
+        self.adapters: AdapterFollower | None = None
 
     def read_load(self) -> EngineLoad:
         """Return how full the engine was at its last step."""
@@ -90,5 +92,7 @@ class HostedModel:
         self.engine.close()
         if self.mover is not None:
             self.mover.close()
+        if self.adapters is not None:
+            self.adapters.close()
         if self.crosschecker is not None:
             self.crosschecker.close()

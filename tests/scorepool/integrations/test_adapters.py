@@ -198,3 +198,58 @@ def test_two_different_adapters_in_one_request_are_refused(client: Client):
 
     assert refused.value.status == 400
     assert "`model` names the adapter 'sql', expected no other one, found 'style'" in refused.value.message
+
+
+def test_an_adapter_is_loaded_replaced_and_unloaded_while_the_server_runs(
+    stack: Stack, client: Client, http: httpx.Client, folders: dict[str, Path], expected: dict[str, list[float]]
+):
+    loaded = http.post("/v1/load_lora_adapter", json={"lora_name": "late", "lora_path": str(folders["sql"])})
+    assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'late' added successfully.")
+    assert client.score("late", [(PROMPT, COMPLETION)]).sequences[0].logprobs == pytest.approx(
+        expected["sql"], abs=1e-4
+    )
+
+    again = http.post("/v1/load_lora_adapter", json={"lora_name": "late", "lora_path": str(folders["style"])})
+    assert again.status_code == 400
+    assert "'late' is loaded already, expected a new name, or `load_inplace`" in again.json()["error"]["message"]
+
+    client.load_adapter("late", str(folders["style"]), replaces=True)
+    assert client.score("late", [(PROMPT, COMPLETION)]).sequences[0].logprobs == pytest.approx(
+        expected["style"], abs=1e-4
+    )
+
+    worker = next(process for name, process in stack._processes.items() if name.startswith("worker"))
+    worker.kill()
+    worker.wait(30)
+    stack.restart_dead()
+    result = client.score("late", [([*PROMPT, 9], COMPLETION)])
+    assert result.stamp.adapter.startswith("late@")
+
+    client.unload_adapter("late")
+    with pytest.raises(ScorepoolError) as gone:
+        client.score("late", [(PROMPT, COMPLETION)])
+    assert gone.value.status == 404
+    assert http.post("/v1/unload_lora_adapter", json={"lora_name": "late"}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"lora_name": "bad", "lora_path": "/nowhere"}, "cannot load it: adapter 'bad' cannot be loaded: there is no"),
+        ({"lora_name": "bad", "lora_path": "here"}, "`lora_path` must be the absolute path"),
+        ({"lora_name": "other", "lora_path": "/nowhere"}, "'other' is the name of another model or adapter"),
+        ({"lora_name": "llama", "lora_path": "/nowhere"}, "'llama' is the name of another model or adapter"),
+        ({"lora_name": "sql", "lora_path": "/nowhere", "load_inplace": True}, "there is no folder '/nowhere'"),
+    ],
+)
+def test_an_adapter_that_cannot_be_loaded_changes_nothing(
+    body: dict[str, object], message: str, http: httpx.Client, client: Client, expected: dict[str, list[float]]
+):
+    reply = http.post("/v1/load_lora_adapter", json=body)
+
+    assert reply.status_code == 400
+    assert message in reply.json()["error"]["message"]
+    names = {each["id"] for each in http.get("/v1/models").json()["data"]}
+    assert names == {"llama", "other", "sql", "style"}
+    result = client.score("sql", [(PROMPT, COMPLETION)])
+    assert result.sequences[0].logprobs == pytest.approx(expected["sql"], abs=1e-4)

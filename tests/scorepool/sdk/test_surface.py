@@ -52,6 +52,7 @@ GIVEN: dict[str, Any] = {
     "request": SCORE,
     "requests": [SCORE],
     "idempotency_key": "k",
+    "path": "/adapters/a",
     "job": ID,
     "jobs": [ID],
     "wait_s": 1.0,

@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from scorepool import Client
+from scorepool import Client, wire
+from scorepool.api.dialects.vllm.generate import GenerateTokensRequest, to_request
 from scorepool.local.stack import Stack
 
 PATH = "/inference/v1/generate"
@@ -231,3 +232,10 @@ def test_the_whole_vocabulary_is_reported(http: httpx.Client):
     by_id = {each["token_id"]: each["logprob"] for each in entry["top_logprobs"]}
     assert len(by_id) == len(entry["top_logprobs"]) == 3072  # the demo model's vocabulary
     assert sum(map(math.exp, by_id.values())) == pytest.approx(1, abs=1e-4)
+
+
+def test_the_salt_of_a_request_is_that_of_its_job():
+    body = {"token_ids": PROMPT, "sampling_params": {"temperature": 0.0, "max_tokens": 2}}
+    for asked, expected in (({"cache_salt": "session 1"}, "session 1"), ({}, None), ({"cache_salt": ""}, None)):
+        parsed = wire.parse(wire.encode_json(body | asked), GenerateTokensRequest)
+        assert to_request(parsed, "demo", 60).cache_salt == expected

@@ -84,7 +84,9 @@ class GenerateTokensRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_
         Literal["tokens", "text"] | None, Meta(description="`text`: choices have their text, and logprobs the tokens'.")
     ] = None
     cache_salt: (
-        Annotated[str, Meta(description="Has no effect here: a prefix cache is that of the weights that made it.")]
+        Annotated[
+            str, Meta(max_length=256, description="Only requests with the same salt get each other's cached results.")
+        ]
         | None
     ) = None
     priority: Annotated[
@@ -131,6 +133,7 @@ def to_request(body: GenerateTokensRequest, model: str, timeout_s: int) -> wire.
     if params.seed == -1:  # vLLM: a random one
         options["seed"] = None
     return wire.Generate(
+        cache_salt=body.cache_salt or None,
         **options,
         model=model,
         priority=PRIORITIES[body.priority or 0],

@@ -16,6 +16,7 @@ class JobOptions(TypedDict, total=False):
     timeout_s: int
     expires_at: float | None
     webhook: str | None
+    if_weights: int | None
     adapter: str | None
     wait_for_model: bool
 

@@ -32,6 +32,7 @@ class JobField:
     # ours, where they apply
     WEIGHT = "weight"  # the owner's share of a queue, 1 if absent
     EXPIRES_AT = "expires_at"  # unix, s
+    IF_WEIGHTS = "if_weights"  # the version of the weights for which it waits among the scheduled jobs
     WEBHOOK = "webhook"  # URL
     BATCH = "batch"  # the id of the batch whose line it is; of a delivery: of the batch that ended
     SYNCHRONOUS = "synchronous"  # "1": its client waits for the answer, so endpoints get no event

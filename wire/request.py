@@ -109,6 +109,18 @@ class Submission(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, 
         ModelName | None,
         Meta(description="LoRA adapter of the model that computes it. Or name it as `model`. null: the model alone."),
     ] = None
+    if_weights: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=2**53 - 1,
+                description="The version of the weights that must compute it. It waits for a later one than serves, "
+                "and fails with `weights_gone` for an earlier one.",
+            ),
+        ]
+        | None
+    ) = None
     wait_for_model: Annotated[bool, Meta(description="Accept the job even if no live worker serves the model.")] = False
 
     def __post_init__(self) -> None:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 SHOWN_CHARACTERS = 60  # of a text, in a repr
 SHOWN_SEQUENCES = 3
 
-FailureCode = Literal["invalid", "too_long", "numeric", "timeout", "expired", "canceled", "crashed", "internal"]
+FailureCode = Literal[
+    "invalid", "too_long", "numeric", "timeout", "expired", "canceled", "crashed", "internal", "weights_gone"
+]
 FAILURE_CODES = (
     "`invalid`: the model cannot do what the request asks for; `field` names the place. "
     "`too_long`: more tokens than the model's context or the worker's budget allows. "
@@ -28,7 +30,8 @@ FAILURE_CODES = (
     "`expired`: it did not end before its `expires_at`. "
     "`canceled`: its owner canceled it. "
     "`crashed`: its worker died too often while it ran. "
-    "`internal`: a bug in scorepool."
+    "`internal`: a bug in scorepool. "
+    "`weights_gone`: the version of the weights that it asks for does not serve any more."
 )
 Channel = Literal["content", "reasoning", "tool_call", "markup"]
 CHANNELS = "`markup`: separators, special tokens and the token that ends the turn, which are in no other channel."

@@ -1,10 +1,12 @@
 -- flags: allow-oom
 -- include: clock.lua
+-- include: wrong_types.lua
 --
 -- Take what a worker says of the pending version. It is committed once every live worker of the model has loaded and
 -- checked it, and dropped as soon as one refuses it. A worker whose registration expired is not waited for.
 --
--- ARGV  model, worker, version, fingerprint that the worker found or '', why it refuses the version or ''
+-- ARGV  model, worker, version, fingerprint that the worker found or '', why it refuses the version or '', names of the
+--       model's queues: jobs that wait for the version are due once it is committed
 -- Returns 'committed', 'failed', or 'waiting'; 'gone' if the version is not pending.
 local model, worker, version, fingerprint, refusal = unpack(ARGV)
 local key, workers = WEIGHTS_ .. model, WEIGHTS_WORKERS_ .. model
@@ -49,4 +51,11 @@ drop_upload(redis.call('HGET', key, 'source'))
 redis.call('HSET', key, 'version', version, 'source', redis.call('HGET', key, 'pending_source'),
   'fingerprint', fingerprint, 'at', string.format('%.3f', now))
 finish()
+for i = 6, #ARGV do
+  local scheduled = SCHEDULED_ .. ARGV[i]
+  for _, id in ipairs(try('zset', 'ZRANGE', scheduled, 0, 9999) or {}) do
+    local wanted = tonumber(redis.pcall('HGET', JOB_ .. id, F_IF_WEIGHTS) or '')
+    if wanted and wanted <= tonumber(version) then redis.call('ZADD', scheduled, string.format('%.0f', now), id) end
+  end
+end
 return 'committed'

@@ -210,6 +210,32 @@ def test_two_hundred_jobs_over_five_reloads_are_transformers_with_the_weights_of
         assert (result["sequences"][0].get("recompute_gap") or 0) < 1e-4
 
 
+def test_a_job_waits_for_the_version_that_it_asks_for_while_others_go_on(fleet: Fleet, http: httpx.Client):
+    version = http.get(URL).json()["version"]
+    body = {"type": "generate", "model": MODEL, "prompt": PROMPT, "max_tokens": 4, "logprobs": True}
+    waiting = [http.post("/v1/jobs", json=body | {"if_weights": version + 1}).json()["id"] for _ in range(20)]
+    for seed in range(10):
+        assert generate(http, seed=seed, if_weights=version)["result"]["stamp"]["weights_version"] == version
+    states = [http.get(f"/v1/jobs/{job_id}").json()["status"] for job_id in waiting]
+    assert not {"finished", "failed"} & {*states}
+    state = push(http, fleet.folders[1])
+    fleet.paths[version + 1] = fleet.folders[1]
+    assert state["version"] == version + 1
+    for job_id in waiting:
+        job = http.get(f"/v1/jobs/{job_id}", params={"wait": 60}).json()
+        assert job["result"]["stamp"]["weights_version"] == version + 1
+        fleet.agrees(job["result"]["sequences"][0], job["result"]["stamp"])
+
+
+def test_a_job_for_a_version_that_is_gone_fails_by_name(http: httpx.Client):
+    version = http.get(URL).json()["version"]
+    failure = generate(http, if_weights=version - 1)["failure"]
+    assert (failure["code"], failure["field"]) == ("weights_gone", "if_weights")
+    assert failure["message"] == (
+        f"if_weights: expected version {version} of the weights, which serves, or a later one, found {version - 1}"
+    )
+
+
 def versions_of(http: httpx.Client) -> list[int]:
     return [worker["version"] for worker in http.get(URL).json()["workers"]]
 

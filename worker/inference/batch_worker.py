@@ -65,7 +65,7 @@ class BatchWorker(Worker):
     def open(self) -> None:
         configured = configured_models(self.settings, self.queue_names())
         check_models_of_adapters(self.settings, [one.names for one in configured])
-        stores = [self.open_weights(one.names[0], is_alone=len(configured) == 1) for one in configured]
+        stores = [self.open_weights(one, is_alone=len(configured) == 1) for one in configured]
         engines, sources = self.start_engines(configured, stores)
         self.budget = Budget(*engines) if self.settings.adapt_budget else None
         groups = [QueueGroup(one.queues) for one in configured]
@@ -141,10 +141,11 @@ class BatchWorker(Worker):
             except EngineDeadError as error:
                 raise map_engine_error(error) from error
 
-    def open_weights(self, name: str, *, is_alone: bool) -> WeightsStore:
+    def open_weights(self, configured: ConfiguredModel, *, is_alone: bool) -> WeightsStore:
         """Return the versions of a model's weights. Of several models, each keeps what was sent in its own folder."""
-        folder = self.settings.state_folder() / "weights"
-        return WeightsStore(self.connection, name, self.name, folder if is_alone else folder / f"of-{quote(name, '')}")
+        name, folder = configured.names[0], self.settings.state_folder() / "weights"
+        own_folder = folder if is_alone else folder / f"of-{quote(name, '')}"
+        return WeightsStore(self.connection, name, self.name, own_folder, configured.queues)
 
     def start_engines(
         self, configured: Sequence[ConfiguredModel], stores: Sequence[WeightsStore]

@@ -20,6 +20,7 @@ from rq.job import Retry
 
 from scorepool import wire
 from scorepool.engine import Engine, EngineError, InvalidRequest, ModelInfo, Sequence, Share, WeightsReplaced
+from scorepool.store import JobField
 from scorepool.worker.inference.comparison_run import RETRY, BaseIsPending, ComparisonRun
 from scorepool.worker.inference.crosschecker import Crosschecker
 from scorepool.worker.inference.engine_errors import map_engine_error
@@ -36,10 +37,11 @@ from scorepool.worker.inference.text_lengths import invalid_request
 from scorepool.worker.inference.token_publisher import TokenPublisher
 from scorepool.worker.inference.tokenizing import TokenizingQueue
 from scorepool.worker.inference.translate import num_characters, to_sequences, with_seed
-from scorepool.worker.rq.errors import JobError
+from scorepool.worker.rq.errors import JobError, Postponed
 from scorepool.worker.rq.in_flight import AsyncResult
 from scorepool.worker.rq.job import Job
 
+WEIGHTS_RETRY_S = 5  # after which a job looks again whether the weights that it waits for serve
 LARGE_RESULT = 65_536  # numbers of a result that takes 0.05 s to build
 BuildResult = Callable[[wire.Request, list[PreparedSequence]], wire.Result]
 
@@ -81,6 +83,7 @@ class InferenceRunner:
         request = wire.with_top_k(request, self.engine.model_info.vocab_size)
         if isinstance(request, wire.Generate) and request.include_draft_logprobs:
             check_speculates(self.engine.model_info)
+        check_version(request.if_weights, self.engine.model_info)
         job.request = None  # it may be large, and Redis has it
         comparison, build = None, self._build
         if isinstance(request, wire.Compare) and self.redis is not None:
@@ -100,6 +103,7 @@ class InferenceRunner:
         """Build the result. Raises JobError, FatalError."""
         last = prepared[-1].recomputed or prepared[-1].sequence
         model_info = last.model_info or self.engine.model_info  # a tokenize job is never added to the engine
+        check_version(request.if_weights, model_info)  # the weights may have changed before the job began
         try:
             result = to_result(request, prepared, self.engine.chat, provenance_of(self.model, model_info))
         except EngineError as error:
@@ -136,6 +140,17 @@ def work_of(result: wire.Result, prepared: list[PreparedSequence]) -> float:
     """Return how many tokens were read and generated for a job: those of cached sequences were not."""
     cached = sum(len(each.sequence.token_ids) for each in prepared if each.cached)
     return result.usage.prompt_tokens + result.usage.completion_tokens - cached
+
+
+def check_version(wanted: int | None, model_info: ModelInfo) -> None:
+    """Check which version of the weights a job asks for. Raises JobError if it is gone, Postponed if it will come."""
+    serving = model_info.weights_version
+    if wanted is None or wanted == serving:
+        return
+    if wanted > serving:
+        raise Postponed(WEIGHTS_RETRY_S, {JobField.IF_WEIGHTS: str(wanted)})
+    message = f"if_weights: expected version {serving} of the weights, which serves, or a later one, found {wanted}"
+    raise JobError(wire.Failure(code="weights_gone", message=message, field="if_weights"))
 
 
 def check_speculates(model_info: ModelInfo) -> None:

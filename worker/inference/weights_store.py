@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,9 +25,10 @@ class WeightsUnavailable(Exception):
 class WeightsStore:
     """What one worker reads and writes of its model's versions. `folder` is for weights that were sent."""
 
-    def __init__(self, connection: Redis, model: str, worker: str, folder: Path) -> None:
+    def __init__(self, connection: Redis, model: str, worker: str, folder: Path, queues: Sequence[str] = ()) -> None:
         self.model = model
         self.worker = worker
+        self._queues = queues
         self._connection = connection
         self._folder = folder
         self._report = connection.register_script(load("report_weights.lua"))
@@ -55,7 +57,7 @@ class WeightsStore:
 
     def report(self, version: int, *, fingerprint: str = "", refusal: str = "") -> Report:
         """Say that this worker has loaded and checked a pending version, or why it refuses it. Raises RedisError."""
-        answer: Any = self._report(args=[self.model, self.worker, version, fingerprint, refusal])
+        answer: Any = self._report(args=[self.model, self.worker, version, fingerprint, refusal, *self._queues])
         return answer.decode()  # type: ignore[no-any-return]
 
     def keep(self, version: int, source: WeightsSource, fingerprint: str) -> None:

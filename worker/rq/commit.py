@@ -29,7 +29,7 @@ from scorepool import wire
 from scorepool.store import JobField
 from scorepool.worker.claims.leases import Leases
 from scorepool.worker.redis_link.wrong_types import drop_wrong_types
-from scorepool.worker.rq.errors import JobError, Stopped, failure_of
+from scorepool.worker.rq.errors import JobError, Postponed, Stopped, failure_of
 from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.job import elapsed_s
 from scorepool.worker.rq.scheduler import enqueue
@@ -125,6 +125,10 @@ class ResultCommitter:
         inflight.is_decided = True
         job = inflight.job
         job.ended_at = job.redis_now()
+        if isinstance(inflight.error, Postponed):
+            job.extra_fields = inflight.error.fields
+            inflight.retry_delay_s = inflight.error.delay_s
+            return
         if inflight.error is None and not isinstance(inflight.value, Retry):
             job._status = JobStatus.FINISHED  # callbacks read it
             self._run_callback(inflight, job.execute_success_callback, inflight.value)
@@ -254,6 +258,7 @@ class ResultCommitter:
     ) -> None:
         """Write the worker's own fields, which `rq info` and dashboards show."""
         key = self.leases.worker_key
+        ours = [inflight for inflight in ours if not isinstance(inflight.error, Postponed)]
         num_failed = sum(inflight.error is not None for inflight in ours)
         working_s = sum(
             elapsed_s(inflight.job.started_at, inflight.job.ended_at or inflight.job.redis_now()) for inflight in ours

@@ -10,6 +10,8 @@ Expired     its `expires_at` is over      expired
 Crashed     it killed too many workers    crashed
 any other exception                       internal
 
+Postponed   it waits, and is claimed again later
+
 What ends the process:
 
 WorkerError
@@ -19,6 +21,8 @@ WorkerError
 Errors are recognised by their class, never by their text. A job function maps the errors of what it calls (an engine)
 to these.
 """
+
+from collections.abc import Mapping
 
 from rq.timeouts import JobTimeoutException
 
@@ -39,6 +43,16 @@ class Stopped(Exception):
 
 class Expired(Exception):
     """The job's `expires_at` is over."""
+
+
+class Postponed(Exception):
+    """The job waits for something else. It goes to the scheduled jobs, as if it had not been claimed."""
+
+    def __init__(self, delay_s: int, fields: Mapping[str, str]) -> None:
+        """`fields` of the job's hash say what it waits for."""
+        super().__init__(f"again in {delay_s} s")
+        self.delay_s = delay_s
+        self.fields = fields
 
 
 class Crashed(Exception):

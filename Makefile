@@ -43,6 +43,7 @@ bench: .venv/dev
 	$(BIN)/python -m bench.shared_prefix --model 0.6b
 	$(BIN)/python -m bench.unique_prompts
 	$(BIN)/python -m bench.memory
+	$(BIN)/python -m bench.many_models --model wide
 	$(BIN)/python -m bench.generate
 	$(BIN)/python -m bench.speculation
 	$(BIN)/python -m bench.through_queue --runs 3

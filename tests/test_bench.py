@@ -37,6 +37,7 @@ SLOW = ("memory", "latency", "profile", "linearity", "batch_order")
             "job_queue",
             "client_decoding",
             "targets",
+            "many_models",
         ),
         *(pytest.param(name, marks=pytest.mark.soak) for name in SLOW),
     ],

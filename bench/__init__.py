@@ -1,5 +1,6 @@
 """Comparisons of scorepool with other systems. Run `python -m bench.NAME` in the checkout; `--help` explains each.
 
+adapters        rows of LoRA adapters in one batch, in a batch per adapter, and row by row
 agreement       logprobs against transformers, alone and in batches
 client_decoding  a client's time to read results, packed and not
 generate        generation against mlx_lm.batch_generate, and beside scoring

@@ -38,6 +38,7 @@ SLOW = ("memory", "latency", "profile", "linearity", "batch_order")
             "client_decoding",
             "targets",
             "many_models",
+            "adapters",
         ),
         *(pytest.param(name, marks=pytest.mark.soak) for name in SLOW),
     ],

@@ -7,11 +7,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import mlx.core as mx
 import pytest
 import torch
+from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 from safetensors.torch import load_file, save_file
 
 from scorepool.engine import AdapterError, Engine, LoadError, Sampling, Sequence
+from scorepool.engine.model.dequantize import dequantized_weights
 from tests.engine.adapters import oracle_with, save_adapter
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.engine.test_adapters import tokens
@@ -228,3 +231,32 @@ def test_adapters_beyond_the_memory_are_refused(
 @pytest.fixture
 def llama_adapter(tiny_models: TinyModels, tmp_path: Path) -> Path:
     return save_adapter(tiny_models("llama"), tmp_path / "adapter", 3)
+
+
+@pytest.mark.parametrize("settings", [{}, {"use_dora": True}], ids=["lora", "dora"])
+def test_a_quantised_base_equals_peft_on_its_dequantised_weights(
+    settings: dict[str, Any], tiny_models: TinyModels, tmp_path: Path, open_engine: Callable[..., Engine]
+):
+    base, packed, unpacked = tiny_models("llama"), tmp_path / "packed", tmp_path / "unpacked"
+    folder = save_adapter(base, tmp_path / "a", 0, **settings)
+    for copy in (packed, unpacked):
+        shutil.copytree(base, copy)
+        (copy / "model.safetensors").unlink()
+    model, config = load_model(base)
+    model, config = quantize_model(model, config, group_size=64, bits=4)
+    save_model(packed, model)
+    save_config(config, packed / "config.json")
+    mx.save_safetensors(str(unpacked / "model.safetensors"), dict(dequantized_weights(packed)), {"format": "pt"})
+
+    engine = open_engine(packed, adapters=(("a", str(folder)),))
+
+    assert engine.model_info.quantization is not None
+    check_beside_base(engine, Oracle(unpacked), oracle_with(unpacked, folder))
+
+
+def test_an_adapter_of_mlx_lm_is_refused_by_name(tmp_path: Path, engine: Engine):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"fine_tune_type": "lora", "num_layers": 2}))
+    (tmp_path / "adapters.safetensors").write_bytes(b"")
+
+    with pytest.raises(AdapterError, match=r"expected adapter_model\.safetensors .* found adapter_config\.json, adap"):
+        engine.load_adapter("a", str(tmp_path)).result(60)

@@ -27,6 +27,7 @@ from scorepool.api.routes import (
     batches,
     events,
     files,
+    foreign_weights,
     jobs,
     message_batches,
     models,
@@ -95,7 +96,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.scorepool = state
     app.state.live_fragments = LiveFragments(lambda: state.waiting.is_closing)
     of_jobs = (jobs, events, weights, models, adapters, files, batches, message_batches, responses, tokens, tinker)
-    for route in (*of_jobs, *WEBHOOKS, operations):
+    for route in (*of_jobs, foreign_weights, *WEBHOOKS, operations):
         app.include_router(route.router)
     for page in (overview, jobs_page, batches_page, models_page, compare, playground, docs, login):
         app.include_router(page.router)

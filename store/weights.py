@@ -12,7 +12,7 @@ The fields of the hash Keys.weights:
     pending, pending_source,
     pending_fingerprint, ack:<worker>      the version that is being loaded, and who has loaded it
     failed, error                          the last version that was refused
-    last                                   the greatest version that was ever named
+    label                                  of the committed version, if it was changed
 """
 
 from collections.abc import Mapping
@@ -36,6 +36,7 @@ class WeightsRecord:
     pending_source: WeightsSource | None = None
     failed: int | None = None
     error: str | None = None
+    label: str | None = None
 
     @classmethod
     def parse(cls, fields: Mapping[bytes, bytes]) -> Self:
@@ -49,6 +50,7 @@ class WeightsRecord:
             pending=pending if pending_source else None,
             pending_source=pending_source if pending else None,
             failed=failed,
+            label=_text(fields.get(b"label")),
             error=_text(fields.get(b"error")) if failed else None,
         )
 

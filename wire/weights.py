@@ -17,9 +17,7 @@ class PushWeights(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         str,
         Meta(min_length=1, max_length=4096, description="A folder with model*.safetensors, on every machine."),
     ]
-    version: Annotated[Version | None, Meta(description="Greater than every version before; null: the next one.")] = (
-        None
-    )
+    version: Annotated[Version | None, Meta(description="Greater than that which serves; null: the next one.")] = None
     label: Annotated[Label | None, Meta(description="A name of your own, shown with the version.")] = None
     on_running: Annotated[
         OnRunning, Meta(description="Jobs that have begun end on the weights before, or begin anew.")
@@ -29,6 +27,7 @@ class PushWeights(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 class WeightsSource(Struct, frozen=True, kw_only=True):
     """Where a version comes from. The API writes it, workers read it."""
 
+    id: str = ""  # of the push: a version that was refused may be pushed again
     path: str | None = None  # a folder on the workers' machines
     upload: str | None = None  # the id of what was sent, in `num_chunks` chunks of together `num_bytes`
     num_chunks: int = 0

@@ -6,6 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from scorepool import store, wire
@@ -29,7 +30,7 @@ class Weights:
 
     async def push(self, model: str, version: int | None, source: wire.WeightsSource) -> int:
         """Have the workers load a version; return its number. Raises ModelNotServed, Conflict."""
-        wanted = "" if version is None else str(version)
+        wanted, source = "" if version is None else str(version), replace(source, id=uuid4().hex)
         answer: Any = await self._push(args=[model, wanted, wire.encode(source), source.upload or ""])
         match answer[0].decode(), answer[1]:
             case "pushed", number:
@@ -40,7 +41,7 @@ class Weights:
                 )
             case "old", number:
                 raise BadRequest(
-                    f"version: expected more than {number}, the greatest version so far, found {version}", "version"
+                    f"version: expected more than {number}, the version that serves, found {version}", "version"
                 )
             case _:
                 raise ModelNotServed(f"model: no live worker serves {model!r}", "model")
@@ -99,7 +100,7 @@ class Weights:
             model=model,
             state="loading" if record.pending is not None else state,  # type: ignore[arg-type]
             version=record.version,
-            label=record.source.label if record.source else None,
+            label=record.label or (record.source.label if record.source else None),
             fingerprint=record.fingerprint,
             path=record.source.path if record.source else None,
             pending=record.pending,
@@ -107,6 +108,10 @@ class Weights:
             error=record.error,
             workers=sorted(workers, key=lambda worker: worker.worker),
         )
+
+    async def rename(self, model: str, label: str) -> None:
+        """Give the version that serves another label."""
+        await self._redis.hset(store.Keys.weights(model), "label", label)
 
     async def wait(self, model: str, version: int, timeout_s: float) -> wire.WeightsState:
         """Wait until all workers serve a version, at most for `timeout_s`. Raises BadRequest if one refused it."""

@@ -43,9 +43,9 @@ class Models(Blocking):
     ) -> wire.WeightsState:
         """Have all workers of a model load other weights: a folder on their machines, or bytes of a safetensors file.
 
-        Returns when all serve them, or after `wait_s`: then `state` is not "serving". `version` is greater than all
-        before, or the next one. Jobs that have begun end on the weights before, or begin anew with `on_running`
-        "restart". Raises ScorepoolError, also if a worker refuses the weights; Unreachable.
+        Returns when all serve them, or after `wait_s`: then `state` is not "serving". `version` is greater than
+        that which serves, or the next one. Jobs that have begun end on the weights before, or begin anew with
+        `on_running` "restart". Raises ScorepoolError, also if a worker refuses the weights; Unreachable.
         """
         return self._run(
             self._async.push_weights(model, weights, version=version, label=label, on_running=on_running, wait_s=wait_s)

@@ -8,6 +8,5 @@ local key = WEIGHTS_ .. model
 redis.call('HSET', WEIGHTS_MOVES_ .. model, worker, version .. ' ' .. at)
 if tonumber(version) > tonumber(redis.call('HGET', key, 'version') or '0') then
   redis.call('HSET', key, 'version', version, 'source', source, 'fingerprint', fingerprint, 'at', at)
-  if tonumber(redis.call('HGET', key, 'last') or '0') < tonumber(version) then redis.call('HSET', key, 'last', version) end
 end
 return 1

@@ -3,10 +3,10 @@
 -- Make a version of a model's weights pending, so that its workers load and check it. See store/weights.py.
 --
 -- ARGV  model, version or '' for the next one, wire.WeightsSource, id of the upload that it names or ''
--- Returns 'pushed' and the version, or why not: 'unserved', 'pending' and that version, 'old' and the greatest version.
+-- Returns 'pushed' and the version, or why not: 'unserved', 'pending' and that version, 'old' and the committed version.
 local model, wanted, source, upload = unpack(ARGV)
 local key = WEIGHTS_ .. model
-local last = tonumber(redis.call('HGET', key, 'last') or '0')
+local last = tonumber(redis.call('HGET', key, 'version') or '0')
 if redis.call('ZCOUNT', WEIGHTS_WORKERS_ .. model, now, '+inf') == 0 then return {'unserved', 0} end
 local pending = redis.call('HGET', key, 'pending')
 if pending then return {'pending', tonumber(pending)} end
@@ -15,6 +15,6 @@ if version <= last then return {'old', last} end
 local v = string.format('%.0f', version)
 if upload ~= '' then redis.call('PERSIST', WEIGHTS_UPLOAD_ .. upload) end
 redis.call('HDEL', key, 'failed', 'error')
-redis.call('HSET', key, 'pending', v, 'pending_source', source, 'last', v)
+redis.call('HSET', key, 'pending', v, 'pending_source', source)
 redis.call('PUBLISH', WEIGHTS_CHANGED_ .. model, v)
 return {'pushed', version}

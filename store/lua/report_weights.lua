@@ -48,6 +48,7 @@ for _, live in ipairs(redis.call('ZRANGE', workers, 0, -1)) do
   if redis.call('HEXISTS', key, 'ack:' .. live) == 0 then return 'waiting' end
 end
 drop_upload(redis.call('HGET', key, 'source'))
+redis.call('HDEL', key, 'label')
 redis.call('HSET', key, 'version', version, 'source', redis.call('HGET', key, 'pending_source'),
   'fingerprint', fingerprint, 'at', string.format('%.3f', now))
 finish()

@@ -55,7 +55,7 @@ def test_the_document_is_valid_and_complete(document: dict[str, Any]):
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 66
+    assert len(operations) == 70
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
@@ -300,6 +300,10 @@ async def call_adapters(call: Callable[..., Awaitable[Any]], redis: Redis, worke
 
 
 WEIGHTS = "/v1/models/{id}/weights"
+FOREIGN_WEIGHTS: dict[str, dict[str, Any]] = {
+    "/update_weights_from_disk": {"model_path": "/models/new"},
+    "/update_weight_version": {"new_version": "a"},
+}
 
 
 async def call_weights(call: Callable[..., Awaitable[Any]], redis: Redis, *, key: str) -> None:
@@ -328,6 +332,30 @@ async def call_weights(call: Callable[..., Awaitable[Any]], redis: Redis, *, key
         await call(method, path)
         await call(method, path, "demo", headers={"Accept": "text/html"})
         await call(method, path, "demo", query="?unknown=1")
+    for route, foreign in FOREIGN_WEIGHTS.items():
+        await call("POST", route, json=foreign, key=None)
+        await call("POST", route, json=foreign, key=key)  # 403
+        await call("POST", route, json=foreign | {"model": "none"})
+        await call("POST", route, json={})
+        await call("POST", route, content=b"", headers={"Content-Type": "text/plain"})
+        await call("POST", route, content=b" " * 6000, headers={"Content-Type": "application/json"})
+    assert (await call("POST", "/update_weight_version", json={"new_version": "a"}))["new_version"] == "a"
+    redis.hset(
+        Keys.weights("demo"), mapping={"pending": 3, "pending_source": wire.encode(wire.WeightsSource(path="/a"))}
+    )
+    await call("POST", "/update_weights_from_disk", json={"model_path": "/models/new"})  # 409
+    redis.hdel(Keys.weights("demo"), "pending", "pending_source")
+    redis.hset(Keys.weights_moves("demo"), "w1", "3 1.5")
+    pushing = asyncio.create_task(call("POST", "/update_weights_from_disk", json={"model_path": "/models/new"}))
+    while not redis.hexists(Keys.weights("demo"), "pending"):  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    report(args=["demo", "w1", 3, "d" * 64, ""])
+    assert (await pushing)["success"]
+    for route in ("/weight_info", "/get_weight_version"):
+        assert await call("GET", route) == {"weight_version": "3"}
+        await call("GET", route, key=None)
+        await call("GET", route, query="?model=none")
+        await call("GET", route, query="?unknown=1")
     redis.delete(Keys.weights("demo"), Keys.weights_workers("demo"), Keys.weights_moves("demo"))
 
 
@@ -601,6 +629,7 @@ async def test_the_body_to_try_of_each_route_is_accepted(
     tried = examples(document)
     endpoints = {endpoint.path: endpoint for dialect in DIALECTS for endpoint in dialect.endpoints}
     assert tried.keys() == {"/v1/jobs", "/v1/jobs/bulk", "/v1/messages/batches", WEIGHTS, LOAD, UNLOAD, *endpoints}
+    assert tried.keys() == {"/v1/jobs", "/v1/jobs/bulk", "/v1/messages/batches", WEIGHTS, *FOREIGN_WEIGHTS, *endpoints}
     for route, endpoint in endpoints.items():
         endpoint.parse(json.dumps(tried[route]).encode())
     async with serving() as http:

@@ -173,7 +173,11 @@ def test_weights_with_nan_are_refused(fleet: Fleet, http: httpx.Client, tmp_path
     assert "the checkpoint's model.norm.weight holds NaN" in answer.json()["error"]["message"]
     after = http.get(URL).json()
     assert (after["version"], after["pending"], after["state"]) == (before["version"], None, "serving")
-    assert after["failed"] > before["version"]
+    assert after["failed"] == before["version"] + 1
+    nan.joinpath("model.safetensors").write_bytes((fleet.folders[0] / "model.safetensors").read_bytes())
+    again = push(http, nan)  # the same version, from the same folder
+    assert (again["version"], again["failed"]) == (before["version"] + 1, None)
+    fleet.paths[again["version"]] = fleet.folders[0]
 
 
 def test_a_model_that_nobody_serves_has_no_weights(http: httpx.Client):
@@ -234,6 +238,27 @@ def test_a_job_for_a_version_that_is_gone_fails_by_name(http: httpx.Client):
     assert failure["message"] == (
         f"if_weights: expected version {version} of the weights, which serves, or a later one, found {version - 1}"
     )
+
+
+def test_the_routes_of_sglang_and_vllm_change_weights_and_name_them(fleet: Fleet, http: httpx.Client):
+    body = {"model_path": str(fleet.folders[2]), "weight_version": "step 7", "abort_all_requests": True}
+    answer = http.post("/update_weights_from_disk", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["success"]
+    version = http.get(URL).json()["version"]
+    fleet.paths[version] = fleet.folders[2]
+    result = generate(http)["result"]
+    assert result["stamp"]["weights_version"] == version
+    fleet.agrees(result["sequences"][0], result["stamp"])
+    for route in ("/weight_info", "/get_weight_version"):
+        assert http.get(route).json() == {"weight_version": "step 7"}
+    renamed = http.post("/update_weight_version", json={"new_version": "best"}).json()
+    assert (renamed["success"], renamed["new_version"]) == (True, "best")
+    assert http.get("/weight_info").json() == {"weight_version": "best"}
+    assert http.get(URL).json()["version"] == version
+    refused = http.post("/update_weights_from_disk", json={"model_path": "/nowhere"})
+    assert refused.status_code == 400
+    assert "there is no folder" in refused.json()["error"]["message"]
 
 
 def versions_of(http: httpx.Client) -> list[int]:

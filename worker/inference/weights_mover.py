@@ -41,8 +41,8 @@ class WeightsMover:
         self._source = source
         self._show = show
         self._fail = fail
-        self._staged: tuple[int, str] | None = None  # version and fingerprint
-        self._refused: int | None = None
+        self._staged: tuple[WeightsSource, str] | None = None  # and the fingerprint
+        self._refused: WeightsSource | None = None
         self._kept: int | None = None  # the version that was written as this worker's
         self._changed = Event()
         self._ended = False
@@ -98,7 +98,7 @@ class WeightsMover:
             record = self._store.read()
         if self._kept != self.version or record.version < self.version:
             self._keep()
-        if record.pending is not None and record.pending_source is not None and record.pending != self._refused:
+        if record.pending is not None and record.pending_source not in (None, self._refused):
             self._check(record.pending, record.pending_source)
         elif record.pending is None and self._staged is not None:
             self._engine.discard_staged().result()
@@ -113,12 +113,12 @@ class WeightsMover:
 
     def _check(self, version: int, source: WeightsSource) -> None:
         """Load and check a pending version, and report it, also again: other workers may have gone since."""
-        if self._staged is None or self._staged[0] != version:
+        if self._staged is None or self._staged[0] != source:
             try:
                 self._stage(version, source)
             except (LoadError, WeightsUnavailable) as error:
                 log.warning("refused version %d of the weights: %s", version, error)
-                self._refused = version
+                self._refused = source
                 self._store.report(version, refusal=str(error))
                 self._store.forget(keep=self._source)
                 return
@@ -129,7 +129,7 @@ class WeightsMover:
         """Load a version beside what serves. Raises LoadError, WeightsUnavailable."""
         folder = self._store.fetch(source)
         info = self._engine.stage_weights(folder, version).result()
-        self._staged = version, info.fingerprint
+        self._staged = source, info.fingerprint
 
     def _move(self, record: WeightsRecord) -> None:
         """Switch to the committed version. Raises EngineDeadError if it cannot be had."""
@@ -137,7 +137,7 @@ class WeightsMover:
         if source is None:
             return
         try:
-            if self._staged is None or self._staged[0] != record.version:
+            if self._staged is None or self._staged[0] != source:
                 self._stage(record.version, source)
             if self._staged is not None and record.fingerprint not in (None, self._staged[1]):
                 raise LoadError(f"their fingerprint is {self._staged[1]}, expected {record.fingerprint}")

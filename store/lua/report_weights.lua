@@ -5,12 +5,14 @@
 -- Take what a worker says of the pending version. It is committed once every live worker of the model has loaded and
 -- checked it, and dropped as soon as one refuses it. A worker whose registration expired is not waited for.
 --
--- ARGV  model, worker, version, fingerprint that the worker found or '', why it refuses the version or '', names of the
---       model's queues: jobs that wait for the version are due once it is committed
+-- ARGV  model, worker, version, id of its push, fingerprint that the worker found or '', why it refuses the version or
+--       '', names of the model's queues: jobs that wait for the version are due once it is committed
 -- Returns 'committed', 'failed', or 'waiting'; 'gone' if the version is not pending.
-local model, worker, version, fingerprint, refusal = unpack(ARGV)
+local model, worker, version, push, fingerprint, refusal = unpack(ARGV)
 local key, workers = WEIGHTS_ .. model, WEIGHTS_WORKERS_ .. model
-if redis.call('HGET', key, 'pending') ~= version then return 'gone' end
+local pending_source = redis.call('HGET', key, 'pending_source')
+if redis.call('HGET', key, 'pending') ~= version or not pending_source then return 'gone' end
+if cmsgpack.unpack(pending_source)['id'] ~= push then return 'gone' end  -- a version that was refused is pushed again
 
 local function acks()
   local found = {}
@@ -37,7 +39,7 @@ if refusal == '' and known and known ~= fingerprint then
     string.sub(known, 1, 12) .. ')'
 end
 if refusal ~= '' then
-  drop_upload(redis.call('HGET', key, 'pending_source'))
+  drop_upload(pending_source)
   redis.call('HSET', key, 'failed', version, 'error', 'worker ' .. worker .. ': ' .. refusal)
   finish()
   return 'failed'
@@ -49,10 +51,10 @@ for _, live in ipairs(redis.call('ZRANGE', workers, 0, -1)) do
 end
 drop_upload(redis.call('HGET', key, 'source'))
 redis.call('HDEL', key, 'label')
-redis.call('HSET', key, 'version', version, 'source', redis.call('HGET', key, 'pending_source'),
+redis.call('HSET', key, 'version', version, 'source', pending_source,
   'fingerprint', fingerprint, 'at', string.format('%.3f', now))
 finish()
-for i = 6, #ARGV do
+for i = 7, #ARGV do
   local scheduled = SCHEDULED_ .. ARGV[i]
   for _, id in ipairs(try('zset', 'ZRANGE', scheduled, 0, 9999) or {}) do
     local wanted = tonumber(redis.pcall('HGET', JOB_ .. id, F_IF_WEIGHTS) or '')

@@ -119,10 +119,13 @@ class WeightsMover:
             except (LoadError, WeightsUnavailable) as error:
                 log.warning("refused version %d of the weights: %s", version, error)
                 self._refused = source
-                self._store.report(version, refusal=str(error))
+                self._store.report(version, source.id, refusal=str(error))
                 self._store.forget(keep=self._source)
                 return
-        if self._staged is not None and self._store.report(version, fingerprint=self._staged[1]) == "committed":
+        if (
+            self._staged is not None
+            and self._store.report(version, source.id, fingerprint=self._staged[1]) == "committed"
+        ):
             self._changed.set()
 
     def _stage(self, version: int, source: WeightsSource) -> None:

@@ -55,9 +55,11 @@ class WeightsStore:
         fields: Any = self._connection.hgetall(Keys.weights(self.model))
         return WeightsRecord.parse(fields)
 
-    def report(self, version: int, *, fingerprint: str = "", refusal: str = "") -> Report:
+    def report(self, version: int, push_id: str, *, fingerprint: str = "", refusal: str = "") -> Report:
         """Say that this worker has loaded and checked a pending version, or why it refuses it. Raises RedisError."""
-        answer: Any = self._report(args=[self.model, self.worker, version, fingerprint, refusal, *self._queues])
+        answer: Any = self._report(
+            args=[self.model, self.worker, version, push_id, fingerprint, refusal, *self._queues]
+        )
         return answer.decode()  # type: ignore[no-any-return]
 
     def keep(self, version: int, source: WeightsSource, fingerprint: str) -> None:

@@ -35,6 +35,7 @@ from scorepool.api.routes import (
     responses,
     tinker,
     tokens,
+    vllm_server,
     webhook_deliveries,
     webhook_endpoints,
     webhook_secrets,
@@ -96,7 +97,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.scorepool = state
     app.state.live_fragments = LiveFragments(lambda: state.waiting.is_closing)
     of_jobs = (jobs, events, weights, models, adapters, files, batches, message_batches, responses, tokens, tinker)
-    for route in (*of_jobs, foreign_weights, *WEBHOOKS, operations):
+    for route in (*of_jobs, foreign_weights, vllm_server, *WEBHOOKS, operations):
         app.include_router(route.router)
     for page in (overview, jobs_page, batches_page, models_page, compare, playground, docs, login):
         app.include_router(page.router)

@@ -48,6 +48,7 @@ _JOB = "rq:job:" if PREFIX == DEFAULT_PREFIX else f"rq:job:{PREFIX}:"
 class Keys:
     """Our own keys."""
 
+    reset_prefix_cache = f"{PREFIX}:reset_prefix_cache"  # channel: all workers drop the KV caches of shared prompts
     models = f"{PREFIX}:models"  # zset: worker names by the time (unix, s) at which their ServedModel expires
     outcome_counts = f"{PREFIX}:outcomes"  # hash: how many jobs ended, by `result` or the failure's code; permanent.
     # LATENCY_MS has the sum of the times from submission to result.

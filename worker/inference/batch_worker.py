@@ -7,13 +7,14 @@ SCOREPOOL_MODEL names the model, or SCOREPOOL_MODELS several. Engines start in `
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 from redis.client import Pipeline
 
-from scorepool.engine import Engine, EngineDeadError, EngineSettings, LoadError, ModelInfo, open_engines
+from scorepool.engine import Engine, EngineClosed, EngineDeadError, EngineSettings, LoadError, ModelInfo, open_engines
 from scorepool.engine.trial import prevent_torch_import
 from scorepool.store import INFER, Keys, parse_model
 from scorepool.store.weights import WeightsRecord
@@ -215,7 +216,13 @@ class BatchWorker(Worker):
 
     def wake_up_calls(self) -> dict[str, Callable[[], None]]:
         names = [parse_model(spec)[0][0] for spec in self.settings.model_specs]
-        return {Keys.weights_changed(name): partial(self._wake_mover, name) for name in names}
+        calls: dict[str, Callable[[], None]] = {Keys.reset_prefix_cache: self._reset_prefix_caches}
+        return calls | {Keys.weights_changed(name): partial(self._wake_mover, name) for name in names}
+
+    def _reset_prefix_caches(self) -> None:
+        for hosted in self.models:
+            with suppress(EngineClosed, EngineDeadError):  # the loop reports the end of an engine
+                hosted.engine.clear_prefix_cache()
 
     def _wake_mover(self, name: str) -> None:
         for hosted in self.models:

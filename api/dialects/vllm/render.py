@@ -1,0 +1,65 @@
+"""Render a chat to token ids, as a body of `/inference/v1/generate`. Pure."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta, Struct
+
+from scorepool import wire
+from scorepool.api.dialects.openai import chat, foreign_fields
+from scorepool.api.dialects.openai.chat import ChatRequest
+from scorepool.api.dialects.protocol import Context, Endpoint
+
+# Fields of a chat that are sampling parameters of the same name.
+_SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "n", "logit_bias", "stop_token_ids", "min_tokens"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "include_stop_str_in_output"),
+    *("prompt_logprobs", "logprobs_mode", "logprob_token_ids", "skip_special_tokens"),
+)
+
+
+class RenderedChat(Struct, frozen=True, kw_only=True):
+    """Give the prompt of a chat, and its sampling parameters: a body of `/inference/v1/generate`."""
+
+    token_ids: list[int]
+    sampling_params: Annotated[dict[str, Any], Meta(description="Those that the chat sets.")]
+    model: str
+    features: Annotated[None, Meta(description="There are no images.")] = None
+
+
+class RenderChatEndpoint(Endpoint[ChatRequest]):
+    name = "render_chat"
+    path = "/v1/chat/completions/render"
+    summary = "Render a chat to token ids"
+    description = "A worker of the model renders and encodes it, ahead of other jobs: it has the template."
+    example: ClassVar = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}
+    body_type = ChatRequest
+    reply_type = RenderedChat
+    foreign_fields = foreign_fields.CHAT
+
+    def to_requests(self, body: ChatRequest, context: Context) -> Sequence[wire.Request]:
+        rendered = chat.to_request(body, context.timeout_s)
+        return [
+            wire.Tokenize(
+                model=rendered.model,
+                messages=rendered.messages,
+                tools=rendered.tools if rendered.tool_choice != "none" else [],
+                chat_template_kwargs=rendered.chat_template_kwargs,
+                priority="high",
+                timeout_s=context.timeout_s,
+            )
+        ]
+
+    def to_reply(self, body: ChatRequest, results: Sequence[wire.Result], context: Context) -> RenderedChat:
+        [result] = results
+        values = {name: getattr(body, name) for name in _SAME} | {"max_tokens": body.max_new_tokens}
+        if body.has_token_logprobs:
+            values["logprobs"] = body.top_logprobs or 0
+        params = {name: value for name, value in values.items() if value is not None}
+        return RenderedChat(token_ids=result.sequences[0].token_ids, sampling_params=params, model=body.model)
+
+    def field_name(self, body: ChatRequest, field: str) -> str:
+        return chat.field_name(field)
+
+
+RENDER_CHAT = RenderChatEndpoint()

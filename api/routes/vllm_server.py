@@ -10,9 +10,9 @@ from starlette.responses import Response
 from scorepool.api.dependencies import ModelsDep, Operator, Owner, RedisDep, SettingsDep, known_query
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import read_message
-from scorepool.api.http.errors import BadRequest, Unavailable
+from scorepool.api.http.errors import BadRequest
 from scorepool.api.http.formats import reply
-from scorepool.store import Keys
+from scorepool.api.repositories.prefix_caches import reset_prefix_caches
 from scorepool.wire import LogprobsMode
 
 NOT_RESET = "Must be false: requests that run go on."
@@ -25,7 +25,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     model: str | None
     dtype: str | None
     max_model_len: Annotated[int | None, Meta(description="Tokens of the model's context.")]
-    logprobs_mode: Annotated[LogprobsMode, Meta(description="That of requests that name none.")]
+    logprobs_mode: Annotated[LogprobsMode, Meta(description="The mode of requests that name none.")]
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True):
@@ -112,11 +112,10 @@ async def reset_prefix_cache(
 
     Files of `SCOREPOOL_PREFIX_DISK_BYTES` stay.
     """
-    if request.headers.get("content-length", "0") != "0":
+    if "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0":
         body = await read_message(request, ResetOptions, settings.max_body_bytes)
         reset_running_requests = reset_running_requests or body.reset_running_requests
     if reset_running_requests:
         raise BadRequest("reset_running_requests: expected false: requests that run go on", "reset_running_requests")
-    if not await redis.publish(Keys.reset_prefix_cache, b""):
-        raise Unavailable("no worker is live")
+    await reset_prefix_caches(redis)
     return reply(ResetCaches(success=True), "json")

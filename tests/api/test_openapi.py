@@ -55,7 +55,7 @@ def test_the_document_is_valid_and_complete(document: dict[str, Any]):
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 70
+    assert len(operations) == 74
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
@@ -363,6 +363,25 @@ async def call_weights(call: Callable[..., Awaitable[Any]], redis: Redis, *, key
     redis.delete(Keys.weights("demo"), Keys.weights_workers("demo"), Keys.weights_moves("demo"))
 
 
+async def call_vllm_server(call: Callable[..., Awaitable[Any]], redis: Redis, *, key: str) -> None:
+    """Send the requests of the routes of a vLLM server itself. The test stands for a worker that listens."""
+    for route in ("/server_info", "/get_world_size"):
+        await call("GET", route)
+        await call("GET", route, key=None)
+        await call("GET", route, query="?unknown=1")
+    route = "/reset_prefix_cache"
+    with redis.pubsub() as pubsub:
+        pubsub.subscribe(Keys.reset_prefix_cache)
+        while pubsub.get_message(timeout=5) is None:
+            pass
+        await call("POST", route)
+    await call("POST", route, key=None)
+    await call("POST", route, key=key)  # 403
+    await call("POST", route, json={"reset_running_requests": True})
+    await call("POST", route, content=b"a", headers={"Content-Type": "text/plain"})
+    await call("POST", route, content=b" " * 6000, headers={"Content-Type": "application/json"})
+
+
 async def call_message_batches(call: Callable[..., Awaitable[Any]]) -> None:
     """Send the requests of the routes of batches of messages, with and without a key."""
     path, one = "/v1/messages/batches", "/v1/messages/batches/{id}"
@@ -535,6 +554,7 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
         await call_message_batches(call)
         await call_responses(call)
         await call_weights(call, redis, key=BOB)
+        await call_vllm_server(call, redis, key=BOB)
         await call_adapters(call, redis, worker, key=BOB)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scorepool.api.http.bodies, "BODY_GRACE_S", 0.05)
@@ -573,6 +593,7 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
                 {"model": "demo", "messages": [{"role": "user", "content": "a"}]},
                 RESULT,
             ),
+            "/v1/chat/completions/render": ({"model": "demo", "messages": [{"role": "user", "content": "a"}]}, RESULT),
             "/inference/v1/generate": ({"token_ids": [1], "sampling_params": {"max_tokens": 1}}, COMPLETED),
             "/tokenize": ({"model": "demo", "prompt": "a"}, RESULT),
             "/detokenize": ({"model": "demo", "tokens": [1]}, RESULT),
@@ -632,7 +653,7 @@ async def test_the_body_to_try_of_each_route_is_accepted(
 ):
     tried = examples(document)
     endpoints = {endpoint.path: endpoint for dialect in DIALECTS for endpoint in dialect.endpoints}
-    of_weights = {WEIGHTS, *FOREIGN_WEIGHTS, LOAD, UNLOAD}
+    of_weights = {WEIGHTS, *FOREIGN_WEIGHTS, LOAD, UNLOAD, "/reset_prefix_cache"}
     assert tried.keys() == {"/v1/jobs", "/v1/jobs/bulk", "/v1/messages/batches", *of_weights, *endpoints}
     for route, endpoint in endpoints.items():
         endpoint.parse(json.dumps(tried[route]).encode())

@@ -12,7 +12,7 @@ from scorepool.api.repositories import decode
 from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.quota import MAX_CONTEXT, report_size
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
-from scorepool.wire.request import MAX_TARGETS
+from scorepool.wire.request import MAX_TARGETS, exceeds_top_cap
 
 CHARACTERS_PER_TOKEN = 4  # about, of text; its worker counts its tokens
 
@@ -73,6 +73,7 @@ class Admission:
             _check_kind(request, served, where)
         self._check_size(request, where)
         self._check_mode(request, where)
+        self._check_top_logprobs(request, where)
         request = wire.with_top_k(request, max((model.vocab_size for model in served), default=MAX_TARGETS))
         _check_result(request, max((model.context_length for model in served), default=MAX_CONTEXT), where)
         if served:
@@ -90,6 +91,16 @@ class Admission:
                 f"{where}base: {request.base!r} has a vocabulary of {sizes[0]} tokens and {request.model!r} one of "
                 f"{sizes[1]}; expected models of one vocabulary",
                 f"{where}base",
+            )
+
+    def _check_top_logprobs(self, request: wire.Request, where: str) -> None:
+        """Check the server's cap. A job is refused, not clamped: a loss of fewer terms would be another loss."""
+        cap = self._settings.max_top_logprobs
+        if isinstance(request, wire.Score | wire.Generate) and exceeds_top_cap(request.top_logprobs, cap):
+            raise BadRequest(
+                f"{where}top_logprobs: expected 0 to {cap}, this server's SCOREPOOL_MAX_TOP_LOGPROBS, "
+                f"found {request.top_logprobs}",
+                f"{where}top_logprobs",
             )
 
     def _check_mode(self, request: wire.Request, where: str) -> None:

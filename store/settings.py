@@ -148,6 +148,9 @@ class Settings(Struct, frozen=True, kw_only=True):
         100  # of models that no worker serves, of one name
     )
     max_unserved_queues: Annotated[int, Meta(ge=0, le=2**48)] = 1000  # the same, of all names together
+    max_top_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = (
+        -1  # most likely tokens at a position; dialects clamp and say so, native jobs are refused; -1: no cap
+    )
     logprobs_mode: LogprobsMode = "raw_logprobs"  # of generations that choose none
     max_wait_s: Seconds = 300.0  # cap of `Prefer: wait` and `?wait=`; echoed when it clamps
     result_ttl_s: Count = 86_400

@@ -367,6 +367,11 @@ def with_top_k(request: AnyRequest, vocab_size: int) -> AnyRequest:
     return request
 
 
+def exceeds_top_cap(k: int, cap: int) -> bool:
+    """True if k most likely tokens are more than the cap. -1 is the whole vocabulary, and as a cap none."""
+    return cap != WHOLE_VOCABULARY and (k == WHOLE_VOCABULARY or k > cap)
+
+
 def report_excess(request: "Request", num_tokens: int, num_targets: int) -> tuple[str, str] | None:
     """Return the field and the sentence that refuse a job whose result may report so much; None if it fits.
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from scorepool import wire
 from scorepool.api.dialects.unsupported import without_defaults
@@ -29,6 +29,7 @@ class Context(Struct, frozen=True, kw_only=True):
     served_model: wire.ServedModel | None = None  # None for a line of a batch
     encoded_texts: Sequence[list[int]] = ()  # the token ids of `texts_to_encode`
     is_kept: bool = False  # the body is kept with its job, whose id is `unique_id`
+    max_top_logprobs: int | UnsetType = UNSET  # what numbers of the body were clamped to, if any was
 
 
 class Chat(Struct, frozen=True, kw_only=True):
@@ -107,6 +108,14 @@ class Endpoint(ABC, Generic[Body]):
             if stripped is body:
                 raise
         return wire.parse(stripped, self.body_type, message_format)
+
+    def clamp_top_logprobs(self, body: Body, cap: int) -> Body:
+        """Return the body with no more top logprobs than the cap: the same object if it has no more.
+
+        The endpoint shows `max_top_logprobs` of the context in its replies. By default nothing is clamped, and more
+        than the cap is refused.
+        """
+        return body
 
     def job_count(self, body: Body) -> JobCount:
         """Return the number of jobs, and the field that decides it."""

@@ -4,7 +4,8 @@
                                                                                         ├─ stream ───► to_events
                                                                                         └─ to_kept_reply
 
-The jobs are counted, and their model is looked up, before the first is built.
+Top logprobs above the server's cap are clamped first. The jobs are counted, and their model is looked up, before the
+first is built.
 
 A stream's status waits for the first event of every job (see `_first_events`), so that a request of which a worker
 refuses any part gets the status of its error. A failure after that is an error event in the stream.
@@ -16,6 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 from fastapi import APIRouter, Depends
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -88,7 +90,10 @@ def _handler(endpoint: AnyEndpoint, error_codes: dict[str, str]) -> Callable[...
         with map_codes(error_codes):
             body = await _read(endpoint, request, owner, settings.max_body_bytes)
             body = await _continued(endpoint, body, owner, jobs, held)
-            return await _run(endpoint, body, request, owner, models, submission, streaming, held)
+            asked = body
+            body = endpoint.clamp_top_logprobs(asked, settings.max_top_logprobs)
+            clamped_to = UNSET if body is asked else settings.max_top_logprobs
+            return await _run(endpoint, body, clamped_to, request, owner, models, submission, streaming, held)
 
     return handle
 
@@ -126,6 +131,7 @@ async def _continued(endpoint: AnyEndpoint, body: Any, owner: str, jobs: Jobs, h
 async def _run(
     endpoint: AnyEndpoint,
     body: Any,
+    max_top_logprobs: int | UnsetType,
     request: Request,
     owner: str,
     models: Models,
@@ -152,6 +158,7 @@ async def _run(
         served_model=served_model,
         encoded_texts=[result.sequences[0].token_ids for result in encoded],
         is_kept=bool(kept_body),
+        max_top_logprobs=max_top_logprobs,
     )
     try:
         requests = await submission.build(endpoint.to_requests(body, context), count.field)

@@ -29,6 +29,7 @@ from scorepool.api.dialects.openai.sampling import (
     usage_of_results,
 )
 from scorepool.api.dialects.openai.structured_outputs import NamedToolChoice
+from scorepool.api.dialects.top_cap import MaxTopLogprobsIfClamped
 from scorepool.wire.result import CHANNELS
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -93,6 +94,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     usage: CompletionUsage
     system_fingerprint: str
     logprobs_mode: ModeIfLogprobs = UNSET
+    max_top_logprobs: MaxTopLogprobsIfClamped = UNSET
     prompt_token_ids: TokenIdsIfAsked = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
@@ -134,6 +136,7 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
     choices: list[ChatChoiceChunk]
     usage: ChunkUsage = UNSET
     logprobs_mode: LastModeIfLogprobs = UNSET
+    max_top_logprobs: MaxTopLogprobsIfClamped = UNSET
     prompt_token_ids: LastPromptTokenIds = UNSET
 
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from scorepool import wire
@@ -29,6 +29,8 @@ class StreamedBody(Protocol):
 
 class ChunkWriter(ABC, Generic[Chunk]):
     """Track the choices of all jobs of one request, and their usage so far."""
+
+    max_top_logprobs: int | UnsetType = UNSET  # shown in the last chunk of a choice: what K was clamped to, if it was
 
     def __init__(self, body: StreamedBody, job_ids: Sequence[str], created: int) -> None:
         n = body.num_choices
@@ -71,7 +73,8 @@ class ChunkWriter(ABC, Generic[Chunk]):
         self._is_open = True
         new = [self.to_chunk(delta) for delta in self._deltas(event)]
         if isinstance(event, wire.Job) and event.result is not None and self._has_logprobs:
-            new = [replace(chunk, logprobs_mode=event.result.logprobs_mode) for chunk in new]
+            shown = {"logprobs_mode": event.result.logprobs_mode, "max_top_logprobs": self.max_top_logprobs}
+            new = [replace(chunk, **shown) for chunk in new]
         return chunks + [self._with_usage(chunk) for chunk in new]
 
     def end(self) -> list[object]:

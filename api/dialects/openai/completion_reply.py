@@ -34,6 +34,7 @@ from scorepool.api.dialects.openai.sampling import (
     usage_of_results,
 )
 from scorepool.api.dialects.protocol import StreamEvent
+from scorepool.api.dialects.top_cap import MaxTopLogprobsIfClamped
 
 
 class CompletionLogprobs(Struct, frozen=True, kw_only=True):
@@ -85,6 +86,7 @@ class Completion(Struct, frozen=True, kw_only=True):
     usage: CompletionUsage
     system_fingerprint: str
     logprobs_mode: ModeIfLogprobs = UNSET
+    max_top_logprobs: MaxTopLogprobsIfClamped = UNSET
 
 
 class CompletionChunk(Struct, frozen=True, kw_only=True):
@@ -97,6 +99,7 @@ class CompletionChunk(Struct, frozen=True, kw_only=True):
     choices: list[CompletionChoiceChunk]
     usage: ChunkUsage = UNSET
     logprobs_mode: LastModeIfLogprobs = UNSET
+    max_top_logprobs: MaxTopLogprobsIfClamped = UNSET
 
 
 def to_completion(body: CompletionRequest, results: Sequence[wire.Result], reply_id: str, created: int) -> Completion:

@@ -82,6 +82,11 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         return self.logprobs is not None or self.prompt_logprobs is not None
 
     @property
+    def reports_top(self) -> bool:
+        """True if the most likely tokens are reported beside any: not if targets are beside all."""
+        return bool(self.echo) or not self.logprob_token_ids
+
+    @property
     def echoes_in_stream(self) -> bool:
         """True if each prompt has a job of its own, which reports the prompt before the generated tokens come."""
         return bool(self.stream and self.echo) and self.max_new_tokens > 0
@@ -99,7 +104,7 @@ def to_requests(body: CompletionRequest, timeout_s: int) -> Iterator[wire.Genera
 
 def _generates(body: CompletionRequest, timeout_s: int) -> Iterator[wire.Generate]:
     """Build the request that generates, for each prompt."""
-    num_top = 0 if body.logprob_token_ids and not body.echo else body.logprobs or 0
+    num_top = body.logprobs or 0 if body.reports_top else 0
     num_sequences = max(body.num_choices, body.best_of or 1)
     wants_logprobs = body.has_logprobs or num_sequences > body.num_choices
     for prompt in body.prompts:

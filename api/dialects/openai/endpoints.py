@@ -6,6 +6,8 @@ To add one that batches may use too, list it in LINE_ENDPOINTS of batch.py.
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+from msgspec.structs import replace
+
 from scorepool import wire
 from scorepool.api.dialects.openai import chat, completions, embeddings, foreign_fields, responses, responses_kept
 from scorepool.api.dialects.openai.chat import ChatRequest
@@ -29,6 +31,7 @@ from scorepool.api.dialects.openai.tokens import (
     to_tokenize_reply,
 )
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
+from scorepool.api.dialects.top_cap import clamp_fields
 
 
 class CompletionsEndpoint(Endpoint[CompletionRequest]):
@@ -49,13 +52,19 @@ class CompletionsEndpoint(Endpoint[CompletionRequest]):
         return completions.to_requests(body, context.timeout_s)
 
     def to_reply(self, body: CompletionRequest, results: Sequence[wire.Result], context: Context) -> Completion:
-        return to_completion(body, results, f"cmpl-{context.unique_id}", context.created)
+        reply = to_completion(body, results, f"cmpl-{context.unique_id}", context.created)
+        return replace(reply, max_top_logprobs=context.max_top_logprobs)
+
+    def clamp_top_logprobs(self, body: CompletionRequest, cap: int) -> CompletionRequest:
+        return clamp_fields(body, cap, "prompt_logprobs", *(["logprobs"] if body.reports_top else []))
 
     def is_streamed(self, body: CompletionRequest) -> bool:
         return bool(body.stream)
 
     def to_events(self, body: CompletionRequest, job_ids: Sequence[str], context: Context) -> CompletionChunkWriter:
-        return CompletionChunkWriter(body, job_ids, f"cmpl-{context.unique_id}", context.created)
+        writer = CompletionChunkWriter(body, job_ids, f"cmpl-{context.unique_id}", context.created)
+        writer.max_top_logprobs = context.max_top_logprobs
+        return writer
 
     def field_name(self, body: CompletionRequest, field: str) -> str:
         return completions.field_name(body, field)
@@ -77,13 +86,19 @@ class ChatEndpoint(Endpoint[ChatRequest]):
 
     def to_reply(self, body: ChatRequest, results: Sequence[wire.Result], context: Context) -> ChatCompletion:
         [result] = results
-        return to_chat_completion(body, result, f"chatcmpl-{context.unique_id}", context.created)
+        reply = to_chat_completion(body, result, f"chatcmpl-{context.unique_id}", context.created)
+        return replace(reply, max_top_logprobs=context.max_top_logprobs)
+
+    def clamp_top_logprobs(self, body: ChatRequest, cap: int) -> ChatRequest:
+        return clamp_fields(body, cap, "prompt_logprobs", *([] if body.logprob_token_ids else ["top_logprobs"]))
 
     def is_streamed(self, body: ChatRequest) -> bool:
         return bool(body.stream)
 
     def to_events(self, body: ChatRequest, job_ids: Sequence[str], context: Context) -> ChatChunkWriter:
-        return ChatChunkWriter(body, job_ids, f"chatcmpl-{context.unique_id}", context.created)
+        writer = ChatChunkWriter(body, job_ids, f"chatcmpl-{context.unique_id}", context.created)
+        writer.max_top_logprobs = context.max_top_logprobs
+        return writer
 
     def field_name(self, body: ChatRequest, field: str) -> str:
         return chat.field_name(field)
@@ -110,6 +125,10 @@ class ResponsesEndpoint(Endpoint[ResponseRequest]):
     def to_reply(self, body: ResponseRequest, results: Sequence[wire.Result], context: Context) -> ResponseObject:
         [result] = results
         return to_response(body, result, context.unique_id, context.created, is_kept=context.is_kept)
+
+    def clamp_top_logprobs(self, body: ResponseRequest, cap: int) -> ResponseRequest:
+        """Clamp `top_logprobs`, which every response shows."""
+        return body if body.logprob_token_ids else clamp_fields(body, cap, "top_logprobs")
 
     def kept_body(self, body: ResponseRequest) -> bytes:
         return responses_kept.kept_body(body)

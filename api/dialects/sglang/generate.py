@@ -16,6 +16,7 @@ from scorepool.api.dialects.detokenizer import generated_text, target_tokens, to
 from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
 from scorepool.api.dialects.sglang import foreign_fields
+from scorepool.api.dialects.top_cap import MaxTopLogprobsIfClamped, clamp_fields
 from scorepool.wire.columns import LogprobsMode
 from scorepool.wire.request import (
     MAX_LIST_LENGTH,
@@ -182,6 +183,7 @@ class MetaInfo(Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     logprobs_mode: Annotated[LogprobsMode | UnsetType, Meta(description="The mode of the logprobs.")] = UNSET
+    max_top_logprobs: MaxTopLogprobsIfClamped = UNSET
     input_token_logprobs: list[TokenEntry] | UnsetType = UNSET
     output_token_logprobs: list[TokenEntry] | UnsetType = UNSET
     input_top_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
@@ -250,7 +252,12 @@ def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> Iterator[w
         )
 
 
-def to_answers(body: GenerateRequest, results: Sequence[wire.Result], unique_id: str) -> list[GenerateReply]:
+def to_answers(
+    body: GenerateRequest,
+    results: Sequence[wire.Result],
+    unique_id: str,
+    max_top_logprobs: int | UnsetType = UNSET,
+) -> list[GenerateReply]:
     """Build the outputs; those of a prompt are adjacent. Raise wire.Invalid if `logprob_start_len` is too large."""
     answers: list[GenerateReply] = []
     for prompt, targets, result in zip(body.prompts, body.targets, results, strict=True):
@@ -260,7 +267,8 @@ def to_answers(body: GenerateRequest, results: Sequence[wire.Result], unique_id:
             answer = _to_answer(body, sequence, prompt_ids, answer_id)
             if body.return_logprob:
                 logprobs = _logprobs(body, sequence, prompt_ids, targets)
-                info = replace(answer.meta_info, logprobs_mode=result.logprobs_mode, **logprobs)
+                logprobs |= {"logprobs_mode": result.logprobs_mode, "max_top_logprobs": max_top_logprobs}
+                info = replace(answer.meta_info, **logprobs)
                 answer = replace(answer, meta_info=info)
             answers.append(answer)
     return answers
@@ -350,8 +358,11 @@ class GenerateEndpoint(Endpoint[GenerateRequest]):
     def to_reply(
         self, body: GenerateRequest, results: Sequence[wire.Result], context: Context
     ) -> GenerateReply | list[GenerateReply]:
-        answers = to_answers(body, results, context.unique_id)
+        answers = to_answers(body, results, context.unique_id, context.max_top_logprobs)
         return answers if body.is_list else answers[0]
+
+    def clamp_top_logprobs(self, body: GenerateRequest, cap: int) -> GenerateRequest:
+        return clamp_fields(body, cap, "top_logprobs_num") if body.return_logprob else body
 
     def field_name(self, body: GenerateRequest, field: str) -> str:
         return field_name(body, field)

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
+from msgspec.structs import replace
+
 from scorepool import wire
 from scorepool.api.dialects.protocol import Context, Endpoint
+from scorepool.api.dialects.top_cap import clamp_fields
 from scorepool.api.dialects.vllm import foreign_fields
 from scorepool.api.dialects.vllm.generate import GenerateTokensRequest, field_name, to_request
 from scorepool.api.dialects.vllm.generate_reply import (
@@ -39,7 +42,13 @@ class GenerateTokensEndpoint(Endpoint[GenerateTokensRequest]):
         assert context.served_model is not None
         [result] = results
         model = body.model or context.served_model.id
-        return to_reply(body, result, body.request_id or context.unique_id, model, context.created)
+        reply = to_reply(body, result, body.request_id or context.unique_id, model, context.created)
+        return replace(reply, max_top_logprobs=context.max_top_logprobs)
+
+    def clamp_top_logprobs(self, body: GenerateTokensRequest, cap: int) -> GenerateTokensRequest:
+        names = ["prompt_logprobs", *([] if body.sampling_params.logprob_token_ids else ["logprobs"])]
+        params = clamp_fields(body.sampling_params, cap, *names)
+        return body if params is body.sampling_params else replace(body, sampling_params=params)
 
     def idempotency_key(self, body: GenerateTokensRequest) -> str | None:
         return None if body.request_id is None else f"{self.path} {body.request_id}"  # no Idempotency-Key has a space
@@ -48,7 +57,9 @@ class GenerateTokensEndpoint(Endpoint[GenerateTokensRequest]):
         return bool(body.stream)
 
     def to_events(self, body: GenerateTokensRequest, job_ids: Sequence[str], context: Context) -> TokensChunkWriter:
-        return TokensChunkWriter(body, job_ids, body.request_id or context.unique_id, context.created)
+        writer = TokensChunkWriter(body, job_ids, body.request_id or context.unique_id, context.created)
+        writer.max_top_logprobs = context.max_top_logprobs
+        return writer
 
     def field_name(self, body: GenerateTokensRequest, field: str) -> str:
         return field_name(body, field)

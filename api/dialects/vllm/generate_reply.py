@@ -22,6 +22,7 @@ from scorepool.api.dialects.openai.sampling import (
     system_fingerprint,
     usage_of_results,
 )
+from scorepool.api.dialects.top_cap import MaxTopLogprobsIfClamped
 from scorepool.api.dialects.vllm.generate import GenerateTokensRequest
 
 OutputMode = Annotated[Literal["tokens", "text"], Meta(description="The request's `output_mode`.")]
@@ -80,6 +81,7 @@ class GeneratedTokens(Struct, frozen=True, kw_only=True):
     usage: CompletionUsage
     system_fingerprint: str
     logprobs_mode: ModeIfLogprobs = UNSET
+    max_top_logprobs: MaxTopLogprobsIfClamped = UNSET
     prompt_token_ids: TokenIdsIfAsked = UNSET
 
 
@@ -104,6 +106,7 @@ class GeneratedTokensChunk(Struct, frozen=True, kw_only=True):
     choices: list[TokensChoiceChunk]
     usage: ChunkUsage = UNSET
     logprobs_mode: LastModeIfLogprobs = UNSET
+    max_top_logprobs: MaxTopLogprobsIfClamped = UNSET
     prompt_token_ids: Annotated[
         list[int] | UnsetType, Meta(description="Present with `return_token_ids`, in the last chunk of a choice.")
     ] = UNSET

@@ -27,7 +27,7 @@ BODIES: list[tuple[Any, str | None]] = [
     (None, None),
     ("text", None),
     ({}, "type"),
-    ({"type": "embed", "model": "demo"}, "type"),
+    ({"type": "rank", "model": "demo"}, "type"),
     ({"type": 1, "model": "demo"}, "type"),
     # fields of every job
     ({"type": "score", "items": [ITEM]}, "model"),
@@ -338,10 +338,10 @@ async def test_an_error_has_the_format_that_the_client_accepts(serving: Serving)
 
 async def test_a_path_that_does_not_exist_is_answered_with_what_would_be_right(serving: Serving):
     async with serving() as http:
-        messages = [(await http.get(path)).json()["error"]["message"] for path in ("/models", "/v1/embeddings")]
+        messages = [(await http.get(path)).json()["error"]["message"] for path in ("/models", "/v1/moderations")]
     assert messages == [
         "GET /models: there is no such path; expected /v1/models: a base URL for OpenAI's clients ends in /v1",
-        "GET /v1/embeddings: there is no such path; GET /openapi.json lists all",
+        "GET /v1/moderations: there is no such path; GET /openapi.json lists all",
     ]
 
 

@@ -32,6 +32,7 @@ from scorepool.api.routes import (
     message_batches,
     models,
     operations,
+    pause,
     responses,
     tinker,
     tokens,
@@ -97,7 +98,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.scorepool = state
     app.state.live_fragments = LiveFragments(lambda: state.waiting.is_closing)
     of_jobs = (jobs, events, weights, models, adapters, files, batches, message_batches, responses, tokens, tinker)
-    for route in (*of_jobs, foreign_weights, vllm_server, *WEBHOOKS, operations):
+    for route in (*of_jobs, foreign_weights, pause, vllm_server, *WEBHOOKS, operations):
         app.include_router(route.router)
     for page in (overview, jobs_page, batches_page, models_page, compare, playground, docs, login):
         app.include_router(page.router)

@@ -29,6 +29,7 @@ from scorepool.api.repositories.files import Files
 from scorepool.api.repositories.jobs import Jobs
 from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.pages import CURSOR
+from scorepool.api.repositories.pause import Pause
 from scorepool.api.repositories.queue import Queue
 from scorepool.api.repositories.sessions import Sessions
 from scorepool.api.repositories.waiting import Waiting
@@ -124,6 +125,10 @@ async def sessions(request: Request) -> Sessions:
 
 async def weights(request: Request) -> Weights:
     return _state(request).weights
+
+
+async def pause(request: Request) -> Pause:
+    return _state(request).pause
 
 
 async def submission(request: Request) -> Submission:
@@ -225,6 +230,7 @@ FilesDep = Annotated[Files, Depends(files)]
 BatchesDep = Annotated[Batches, Depends(batches)]
 SessionsDep = Annotated[Sessions, Depends(sessions)]
 WeightsDep = Annotated[Weights, Depends(weights)]
+PauseDep = Annotated[Pause, Depends(pause)]
 SubmissionDep = Annotated[Submission, Depends(submission)]
 StreamingDep = Annotated[Streaming, Depends(streaming)]
 
@@ -236,7 +242,9 @@ async def operator(owner: Owner, request: Request) -> str:
     state = _state(request)
     names = [name.strip() for name in state.settings.operator_keys.split(",")]
     if state.keyring and owner not in names:
-        raise Forbidden("only the keys that SCOREPOOL_OPERATOR_KEYS names may change the weights of a model")
+        raise Forbidden(
+            "only the keys that SCOREPOOL_OPERATOR_KEYS names may change weights and adapters, and pause the server"
+        )
     return owner
 
 

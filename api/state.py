@@ -20,6 +20,7 @@ from scorepool.api.repositories.batches import Batches
 from scorepool.api.repositories.files import Files
 from scorepool.api.repositories.jobs import Jobs
 from scorepool.api.repositories.models import Models
+from scorepool.api.repositories.pause import Pause
 from scorepool.api.repositories.queue import Queue
 from scorepool.api.repositories.quota import Quota
 from scorepool.api.repositories.sessions import Sessions
@@ -61,6 +62,7 @@ class State:
     batches: Batches
     sessions: Sessions
     weights: Weights
+    pause: Pause
     # what routes do with them
     admission: Admission
     submission: Submission
@@ -103,6 +105,7 @@ class State:
             batches=Batches(redis, quota, settings.max_batches_per_key),
             sessions=Sessions(redis),
             weights=Weights(redis),
+            pause=Pause(redis),
             admission=admission,
             submission=submission,
             streaming=Streaming(submission, waiting, metrics),

@@ -56,6 +56,7 @@ class Keys:
     batch_turns = (
         f"{PREFIX}:batch_turns"  # hash: drivers' time that each owner's batches have had, s (lua/claim_batch.lua)
     )
+    paused = f"{PREFIX}:paused"  # string: since when (unix, s) `POST /pause` holds; without it, nothing is paused
     probe = f"{PREFIX}:probe"  # string: written to see whether Redis takes writes
     sweep_schedule = (
         f"{PREFIX}:indexes"  # zset: keys of jobs_of and deliveries_of by the time (unix, s) of their next sweep
@@ -422,6 +423,7 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "WEIGHTS_MOVES_": Keys.weights_moves(""),
     "WEIGHTS_CHANGED_": Keys.weights_changed(""),
     "WEIGHTS_UPLOAD_": Keys.weights_upload(""),
+    "PAUSED": Keys.paused,
     "RECENT_MODELS": Keys.recent_models,
     "RECENT_MODEL_": Keys.recent_model(""),
     # RQ's

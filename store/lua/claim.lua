@@ -16,7 +16,8 @@
 --       number of owners that get no job, their names; number of leases whose jobs have begun, their keys;
 --       number of leases that the worker knows, their keys, or -1. With them, the reply holds the leases under the
 --       worker's name that it does not know, because a reply or a message to it was lost.
--- Returns {rows (see lease.lua), keys of a wrong type, number of jobs that wait}, or false while `rq suspend` holds.
+-- Returns {rows (see lease.lua), keys of a wrong type, number of jobs that wait}, or false while
+--          `rq suspend` or `POST /pause` holds.
 local worker, worker_key, lease_ms, grace_s, session, number = unpack(ARGV, 1, 6)
 local max_jobs, in_flight, max_in_flight, round_robin = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10] == '1'
 local list_length, max_bytes, speed = tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[13]
@@ -92,7 +93,7 @@ if known and num_leased > #known then
   in_flight, max_jobs = in_flight + #rows, math.max(0, max_jobs - #rows)
 end
 
-if redis.call('EXISTS', SUSPENDED) == 1 then return #rows > 0 and {rows, wrong_types, 0} end
+if is_suspended(queues[1]) then return #rows > 0 and {rows, wrong_types, 0} end
 if exceeds_memory(MEMORY_FOR_CLAIMS) then max_jobs = 0 end
 
 -- The share of a deep queue is more than any worker claims, so it need not be computed.

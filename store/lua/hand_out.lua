@@ -37,7 +37,7 @@ end
 
 -- Wake as many workers as there are new jobs, each with a job if possible.
 local function hand_out(queue, num_jobs)
-  if redis.call('EXISTS', SUSPENDED) == 1 then return wake(queue, num_jobs) end
+  if is_suspended(queue) then return wake(queue, num_jobs) end
   local list, waiting = QUEUE_ .. queue, WAITING_WORKERS_ .. queue
   if try('zset', 'ZCARD', waiting) == 0 then return end
   local should_have, wait_on = chooser(queue, num_jobs), {}

@@ -8,6 +8,11 @@
 -- Whatever puts jobs on a queue wakes as many of these workers as there are jobs, the fastest first. A message can be lost,
 -- so every worker also looks at its queues once in a while.
 
+-- True while no jobs of the queue may begin. A pause of inference lets webhooks go on.
+local function is_suspended(queue)
+  return redis.call('EXISTS', SUSPENDED) == 1 or (queue ~= WEBHOOKS and redis.call('EXISTS', PAUSED) == 1)
+end
+
 -- Return a text that holds strings of any bytes: each with its length before it.
 local function pack(strings)
   local packed = {}

@@ -22,7 +22,7 @@ from scorepool.api.app import DIALECTS, create_app
 from scorepool.api.http import held_bytes, large_replies
 from scorepool.api.repositories.webhook_deliveries import MAX_ASKED_FOR
 from scorepool.api.repositories.webhook_endpoints import MAX_ENDPOINTS
-from scorepool.store import Keys, Settings
+from scorepool.store import Keys, RqKeys, Settings
 from scorepool.store.scripts import load
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, score, trickle
 from tests.api.fake_worker import CLASSIFIED, COMPLETED, RESULT, FakeWorker
@@ -55,7 +55,7 @@ def test_the_document_is_valid_and_complete(document: dict[str, Any]):
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 74
+    assert len(operations) == 77
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
@@ -382,6 +382,30 @@ async def call_vllm_server(call: Callable[..., Awaitable[Any]], redis: Redis, *,
     await call("POST", route, content=b" " * 6000, headers={"Content-Type": "application/json"})
 
 
+async def call_pause(call: Callable[..., Awaitable[Any]], redis: Redis, *, key: str) -> None:
+    """Send the requests of the routes that pause the server. A lease of another queue stands for a job that runs."""
+    query, running = "?mode=wait", RqKeys.registry("wip", "paused")
+    redis.sadd(RqKeys.queues, RqKeys.queue("paused"))
+    redis.zadd(running, {"a:1": 1e11})
+    pausing = asyncio.create_task(call("POST", "/pause", query=query))
+    while not redis.exists(Keys.paused):  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    assert await call("POST", "/resume") == {"status": "resumed"}
+    await pausing  # 409
+    redis.srem(RqKeys.queues, RqKeys.queue("paused"))
+    redis.delete(running)
+    redis.delete(*(RqKeys.registry("wip", name) for name in ("demo", "demo:high", "demo:low")))
+    assert await call("POST", "/pause", query=query) == {"status": "paused"}
+    assert await call("GET", "/is_paused") == {"is_paused": True}
+    await call("POST", "/resume")
+    for route in ("/pause", "/resume"):
+        await call("POST", route, key=None)
+        await call("POST", route, key=key)  # 403
+        await call("POST", route, query="?unknown=1")
+    await call("GET", "/is_paused", key=None)
+    await call("GET", "/is_paused", query="?unknown=1")
+
+
 async def call_message_batches(call: Callable[..., Awaitable[Any]]) -> None:
     """Send the requests of the routes of batches of messages, with and without a key."""
     path, one = "/v1/messages/batches", "/v1/messages/batches/{id}"
@@ -555,6 +579,7 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
         await call_responses(call)
         await call_weights(call, redis, key=BOB)
         await call_vllm_server(call, redis, key=BOB)
+        await call_pause(call, redis, key=BOB)
         await call_adapters(call, redis, worker, key=BOB)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scorepool.api.http.bodies, "BODY_GRACE_S", 0.05)

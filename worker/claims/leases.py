@@ -93,7 +93,7 @@ class Claimed:
 
     jobs: list[ClaimedJob]
     num_waiting: int = 0  # jobs that wait in the queues
-    is_suspended: bool = False  # by `rq suspend`
+    is_suspended: bool = False  # by `rq suspend` or `POST /pause`
 
 
 class Leases:

@@ -299,7 +299,7 @@ class JobHolder(WorkerProcess):
     def _set_suspended(self, is_suspended: bool) -> None:
         if is_suspended != self._is_suspended:
             self._is_suspended = is_suspended
-            self.log.info("%s", "suspended, until `rq resume`" if is_suspended else "resumed")
+            self.log.info("%s", "suspended, until `rq resume` or `POST /resume`" if is_suspended else "resumed")
             awake = WorkerStatus.BUSY if self.in_flight else WorkerStatus.IDLE
             state = WorkerStatus.SUSPENDED if is_suspended else awake
             self.link.call(partial(self.set_state, state), lambda _: None, self._lose_redis)

@@ -49,6 +49,21 @@ def test_a_claim_returns_jobs_with_their_requests_in_queue_order(redis: Redis, q
     assert [status(redis, job_id) for job_id in ids] == ["started"] * 3 + ["queued"] * 2
 
 
+def test_a_pause_leases_no_jobs_of_models_and_deliveries_of_webhooks(redis: Redis, queue: Queue):
+    job_id = submit(redis, generate())
+    webhooks = Queue(store.WEBHOOKS, connection=redis)
+    redis.hset("rq:job:wh_a", mapping={"status": "queued", "data": "[]", "origin": store.WEBHOOKS})
+    redis.rpush(webhooks.key, "wh_a")
+    redis.set(store.Keys.paused, "1")
+
+    wanted = Claim(max_jobs=4, num_in_flight=0, max_in_flight=4)
+    assert leases(redis).claim([queue], wanted).is_suspended
+    assert [row.job_id for row in ask(leases(redis, "hooks"), webhooks)] == ["wh_a"]
+
+    redis.delete(store.Keys.paused)
+    assert [row.job_id for row in claim(redis, queue)] == [job_id]
+
+
 @pytest.mark.parametrize(
     ("max_concurrency", "others", "taken"),
     [(None, 20, 12), (8, 0, 8), (8, 7, 1), (8, 8, 0), (1, 0, 1), (1, 1, 0), (0, 0, 1)],

@@ -1,0 +1,73 @@
+"""Pause all models of this deployment: workers finish the jobs that they have, and claim none until it is resumed.
+
+Redis holds the pause, and the scripts that lease jobs look at it (lua/claim.lua, lua/hand_out.lua). So it outlives the
+API and the workers, and from the moment it is written no job is leased.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from redis.asyncio import Redis
+
+from scorepool import store
+from scorepool.api.http.errors import Conflict, Unavailable
+from scorepool.api.repositories import decode
+from scorepool.store.clock import clock_s
+
+POLL_S = 0.05  # while jobs end
+MAX_NAMED = 5  # jobs that an error names
+
+
+class Pause:
+    """The pause of this deployment."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def begin(self) -> None:
+        """Let workers claim no more jobs. A pause that holds goes on."""
+        await self._redis.set(store.Keys.paused, await decode.now_s(self._redis), nx=True)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait until no job runs, at most for `timeout_s`. Raises Unavailable, Conflict if somebody resumed."""
+        ends_at = clock_s() + timeout_s
+        while running := await self._running():
+            if not await self.holds():
+                raise Conflict("the pause was ended by POST /resume before all jobs had ended")
+            if clock_s() >= ends_at:
+                named = ", ".join(running[:MAX_NAMED]) + (", ..." if len(running) > MAX_NAMED else "")
+                raise Unavailable(
+                    f"no job begins any more, but after {timeout_s:g} s {len(running)} still run: {named}; send the "
+                    "request again to wait on, or cancel them, or POST /resume"
+                )
+            await asyncio.sleep(POLL_S)
+
+    async def clear_caches(self) -> None:
+        """Tell workers to drop the KV caches of shared prompts."""
+        await self._redis.publish(store.Keys.reset_prefix_cache, b"")
+
+    async def end(self) -> None:
+        """Let workers claim jobs again, at once. Without a pause, nothing happens."""
+        await self._redis.delete(store.Keys.paused)
+        workers: Any = await self._redis.smembers(store.RqKeys.workers)
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for key in workers:
+                worker = decode.text(key).removeprefix(store.RqKeys.worker(""))
+                pipeline.publish(store.Keys.wake(worker), "")
+            await pipeline.execute()
+
+    async def holds(self) -> bool:
+        """True if the deployment is paused."""
+        return bool(await self._redis.exists(store.Keys.paused))
+
+    async def _running(self) -> Sequence[str]:
+        """Return the ids of the jobs that workers have."""
+        keys: Any = await self._redis.smembers(store.RqKeys.queues)
+        queues = [decode.text(key).removeprefix(store.RqKeys.queue("")) for key in keys]
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for queue in queues:
+                if store.is_own_queue(queue) and queue != store.WEBHOOKS:
+                    pipeline.zrange(store.RqKeys.registry("wip", queue), 0, -1)
+            leases = await decode.execute(pipeline)
+        return sorted(decode.text(lease).partition(":")[0] for held in leases for lease in held or ())

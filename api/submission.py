@@ -312,6 +312,10 @@ def error_of_job(job: wire.Job, waited_s: float, *, is_kept: bool = False) -> Ap
             return BadRequest(failure.message, failure.field)
         case "too_long":
             return PromptTooLong(failure.message, failure.field)
+        case "weights_gone":
+            gone = BadRequest(failure.message, failure.field)  # final: OpenAI's clients send what gets 409 again
+            gone.code = failure.code
+            return gone
         case "canceled":
             return Conflict(failure.message)
         case "timeout":

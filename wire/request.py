@@ -79,6 +79,18 @@ UseCache = Annotated[
         "weights have computed before, for the same key, may be returned again, see `cached` of the result's `stamp`."
     ),
 ]
+IfWeights = (
+    Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**53 - 1,
+            description="The version of the weights that must compute it. It waits for a later one than serves, "
+            "and fails with `weights_gone` for an earlier one.",
+        ),
+    ]
+    | None
+)
 CacheSalt = Annotated[
     Annotated[str, Meta(min_length=1, max_length=256)] | None,
     Meta(description="Only jobs with the same salt get each other's cached results."),
@@ -109,18 +121,7 @@ class Submission(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, 
         ModelName | None,
         Meta(description="LoRA adapter of the model that computes it. Or name it as `model`. null: the model alone."),
     ] = None
-    if_weights: (
-        Annotated[
-            int,
-            Meta(
-                ge=0,
-                le=2**53 - 1,
-                description="The version of the weights that must compute it. It waits for a later one than serves, "
-                "and fails with `weights_gone` for an earlier one.",
-            ),
-        ]
-        | None
-    ) = None
+    if_weights: IfWeights = None
     wait_for_model: Annotated[bool, Meta(description="Accept the job even if no live worker serves the model.")] = False
 
     def __post_init__(self) -> None:

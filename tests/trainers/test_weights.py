@@ -240,6 +240,48 @@ def test_a_job_for_a_version_that_is_gone_fails_by_name(http: httpx.Client):
     )
 
 
+ROUTES = [
+    ("/v1/completions", {"model": MODEL, "prompt": [PROMPT, PROMPT], "max_tokens": 2}),
+    ("/v1/chat/completions", {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}),
+    ("/v1/responses", {"model": MODEL, "input": "Hi", "max_output_tokens": 2}),
+    ("/inference/v1/generate", {"model": MODEL, "token_ids": PROMPT, "sampling_params": {"max_tokens": 2}}),
+]
+
+
+@pytest.mark.parametrize(("route", "body"), ROUTES)
+def test_replies_of_dialects_name_the_version_and_refuse_one_that_is_gone(
+    http: httpx.Client, route: str, body: dict[str, Any]
+):
+    version = http.get(URL).json()["version"]
+    assert version > 0
+    assert http.post(route, json=body).json()["weights_version"] == version
+    asked = http.post(route, json=body | {"if_weights": version})
+    assert (asked.status_code, asked.json().get("weights_version")) == (200, version), asked.text
+    streamed = http.post(route, json=body | {"if_weights": version, "stream": True})
+    assert streamed.text.count(f'"weights_version":{version}') == (2 if route == "/v1/completions" else 1)
+    for more in ({}, {"stream": True}):
+        gone = http.post(route, json=body | {"if_weights": version - 1} | more)
+        assert gone.status_code == 400, gone.text  # OpenAI's clients send what gets 409 again
+        error = gone.json()["error"]
+        assert (error["code"], error["param"]) == ("weights_gone", "if_weights")
+        assert f"expected version {version} of the weights, which serves, or a later one" in error["message"]
+    refused = http.post(route, json=body | {"if_weights": -1})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "if_weights")
+
+
+def test_a_request_of_a_dialect_waits_for_the_version_that_it_asks_for(fleet: Fleet, http: httpx.Client):
+    version = http.get(URL).json()["version"]
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2, "if_weights": version + 1}
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(http.post, "/v1/completions", json=body)
+        until(lambda: any(job["status"] == "queued" for job in http.get("/v1/jobs").json()["jobs"]), 60)
+        assert not asked.done()
+        push(http, fleet.folders[2])
+        reply = asked.result(120)
+    fleet.paths[version + 1] = fleet.folders[2]
+    assert (reply.status_code, reply.json()["weights_version"]) == (200, version + 1)
+
+
 def test_the_routes_of_sglang_and_vllm_change_weights_and_name_them(fleet: Fleet, http: httpx.Client):
     body = {"model_path": str(fleet.folders[2]), "weight_version": "step 7", "abort_all_requests": True}
     answer = http.post("/update_weights_from_disk", json=body)

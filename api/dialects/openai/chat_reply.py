@@ -30,6 +30,7 @@ from scorepool.api.dialects.openai.sampling import (
 )
 from scorepool.api.dialects.openai.structured_outputs import NamedToolChoice
 from scorepool.api.dialects.top_cap import MaxTopLogprobsIfClamped
+from scorepool.api.dialects.weights import LastWeightsVersion, WeightsVersion, weights_version
 from scorepool.wire.result import CHANNELS
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -95,6 +96,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     logprobs_mode: ModeIfLogprobs = UNSET
     max_top_logprobs: MaxTopLogprobsIfClamped = UNSET
+    weights_version: WeightsVersion = UNSET
     prompt_token_ids: TokenIdsIfAsked = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
@@ -137,6 +139,7 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
     usage: ChunkUsage = UNSET
     logprobs_mode: LastModeIfLogprobs = UNSET
     max_top_logprobs: MaxTopLogprobsIfClamped = UNSET
+    weights_version: LastWeightsVersion = UNSET
     prompt_token_ids: LastPromptTokenIds = UNSET
 
 
@@ -152,6 +155,7 @@ def to_chat_completion(body: ChatRequest, result: wire.Result, reply_id: str, cr
         usage=usage_of_results([result]),
         system_fingerprint=system_fingerprint(result.stamp),
         logprobs_mode=result.logprobs_mode if body.has_logprobs else UNSET,
+        weights_version=weights_version([result], body.if_weights),
         prompt_token_ids=first.prompt_token_ids or [] if body.return_token_ids else UNSET,
         prompt_logprobs=UNSET if body.prompt_logprobs is None else to_prompt_logprobs(first, body.prompt_logprobs),
     )

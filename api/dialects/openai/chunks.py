@@ -11,6 +11,7 @@ from scorepool import wire
 from scorepool.api.dialects.deltas import ChoiceStream, Delta
 from scorepool.api.dialects.openai.sampling import CompletionUsage, StreamOptions, to_usage
 from scorepool.api.dialects.protocol import StreamEvent
+from scorepool.api.dialects.weights import weights_version
 
 DONE = b"data: [DONE]\n\n"  # the last event of every stream
 Chunk = TypeVar("Chunk", bound=Struct)
@@ -25,6 +26,8 @@ class StreamedBody(Protocol):
     def has_logprobs(self) -> bool: ...
     @property
     def stream_options(self) -> StreamOptions | None: ...
+    @property
+    def if_weights(self) -> int | None: ...
 
 
 class ChunkWriter(ABC, Generic[Chunk]):
@@ -37,6 +40,7 @@ class ChunkWriter(ABC, Generic[Chunk]):
         self.created = created  # unix, s
         self._options = body.stream_options or StreamOptions()
         self._has_logprobs = body.has_logprobs
+        self._if_weights = body.if_weights
         self._choices = {job_id: [ChoiceStream(job * n + i) for i in range(n)] for job, job_id in enumerate(job_ids)}
         self._num_prompt_tokens: dict[str, int | None] = {}  # by id of a job that began; None: not known yet
         self._ended: dict[str, wire.Usage] = {}  # by id of a job that ended
@@ -72,10 +76,17 @@ class ChunkWriter(ABC, Generic[Chunk]):
         chunks = [] if self._is_open else [self._with_usage(chunk) for chunk in self.opening()]
         self._is_open = True
         new = [self.to_chunk(delta) for delta in self._deltas(event)]
-        if isinstance(event, wire.Job) and event.result is not None and self._has_logprobs:
-            shown = {"logprobs_mode": event.result.logprobs_mode, "max_top_logprobs": self.max_top_logprobs}
+        if isinstance(event, wire.Job) and event.result is not None:
+            shown = self._facts_of(event.result)
             new = [replace(chunk, **shown) for chunk in new]
         return chunks + [self._with_usage(chunk) for chunk in new]
+
+    def _facts_of(self, result: wire.Result) -> dict[str, Any]:
+        """Return the fields that the last chunk of a choice has."""
+        facts: dict[str, Any] = {"weights_version": weights_version([result], self._if_weights)}
+        if self._has_logprobs:
+            facts |= {"logprobs_mode": result.logprobs_mode, "max_top_logprobs": self.max_top_logprobs}
+        return facts
 
     def end(self) -> list[object]:
         """Return the usage, if it is asked for, and the end of the stream."""

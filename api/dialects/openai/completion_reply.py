@@ -35,6 +35,7 @@ from scorepool.api.dialects.openai.sampling import (
 )
 from scorepool.api.dialects.protocol import StreamEvent
 from scorepool.api.dialects.top_cap import MaxTopLogprobsIfClamped
+from scorepool.api.dialects.weights import LastWeightsVersion, WeightsVersion, weights_version
 
 
 class CompletionLogprobs(Struct, frozen=True, kw_only=True):
@@ -87,6 +88,7 @@ class Completion(Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     logprobs_mode: ModeIfLogprobs = UNSET
     max_top_logprobs: MaxTopLogprobsIfClamped = UNSET
+    weights_version: WeightsVersion = UNSET
 
 
 class CompletionChunk(Struct, frozen=True, kw_only=True):
@@ -100,6 +102,7 @@ class CompletionChunk(Struct, frozen=True, kw_only=True):
     usage: ChunkUsage = UNSET
     logprobs_mode: LastModeIfLogprobs = UNSET
     max_top_logprobs: MaxTopLogprobsIfClamped = UNSET
+    weights_version: LastWeightsVersion = UNSET
 
 
 def to_completion(body: CompletionRequest, results: Sequence[wire.Result], reply_id: str, created: int) -> Completion:
@@ -116,6 +119,7 @@ def to_completion(body: CompletionRequest, results: Sequence[wire.Result], reply
         usage=usage_of_results(results),
         system_fingerprint=system_fingerprint(results[0].stamp),
         logprobs_mode=results[0].logprobs_mode if body.has_logprobs else UNSET,
+        weights_version=weights_version(results, body.if_weights),
     )
 
 

@@ -21,6 +21,7 @@ from scorepool.api.dialects.openai.responses import (
 from scorepool.api.dialects.openai.sampling import ModeIfLogprobs
 from scorepool.api.dialects.openai.structured_outputs import TextFormat
 from scorepool.api.dialects.protocol import StreamEvent
+from scorepool.api.dialects.weights import WeightsVersion, weights_version
 from scorepool.wire.batch import BatchUsage, Metadata
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -121,6 +122,7 @@ class ResponseObject(Struct, frozen=True, kw_only=True):
     usage: Annotated[BatchUsage | None, Meta(description="null until the end.")] = None
     user: str | None
     logprobs_mode: ModeIfLogprobs = UNSET
+    weights_version: WeightsVersion = UNSET
 
 
 class ResponseEvent(Struct, frozen=True, kw_only=True):
@@ -187,6 +189,7 @@ class ResponseWriter:
             incomplete_details=IncompleteDetails(reason="max_output_tokens") if is_cut else None,
             usage=BatchUsage.of_results([result]),
             logprobs_mode=result.logprobs_mode if self._body.has_logprobs else UNSET,
+            weights_version=weights_version([result], self._body.if_weights),
         )
 
     def add_delta(self, delta: Delta) -> list[object]:

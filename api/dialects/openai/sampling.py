@@ -16,6 +16,7 @@ from scorepool.wire.request import (
     MAX_SHOWN_TARGETS,
     WHOLE_VOCABULARY,
     CacheSalt,
+    IfWeights,
     LogitBias,
     MinP,
     ModelName,
@@ -140,6 +141,7 @@ class SamplingRequest(SamplingParameters, frozen=True, forbid_unknown_fields=Tru
     stream_options: StreamOptions | None = None
     user: NoEffect[str] | None = None
     cache_salt: CacheSalt = None
+    if_weights: IfWeights = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
 
@@ -172,6 +174,7 @@ class JobFields(SamplingFields):
     timeout_s: int
     stream: bool
     cache_salt: str | None
+    if_weights: int | None
     include_draft_logprobs: bool
 
 
@@ -182,6 +185,7 @@ def sampling_fields(body: SamplingRequest, timeout_s: int) -> JobFields:
         timeout_s=timeout_s,
         stream=bool(body.stream),
         cache_salt=body.cache_salt,
+        if_weights=body.if_weights,
         include_draft_logprobs=bool(body.include_draft_logprobs),
         **sampling_options(body),
     )

@@ -15,7 +15,7 @@ from scorepool.api.dialects.openai.sampling import (
     sampling_options,
 )
 from scorepool.api.dialects.unsupported import check_supported
-from scorepool.wire.request import ModelName, NumTokens, TokenIds, TopLogprobs
+from scorepool.wire.request import IfWeights, ModelName, NumTokens, TokenIds, TopLogprobs
 
 PRIORITIES: dict[int, wire.Priority] = {-1: "high", 0: "normal", 1: "low"}
 
@@ -89,6 +89,7 @@ class GenerateTokensRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_
         ]
         | None
     ) = None
+    if_weights: IfWeights = None
     priority: Annotated[
         Literal[-1, 0, 1] | None, Meta(description="-1 is high, 0 and null normal, 1 low: see `priority` of a job.")
     ] = None
@@ -134,6 +135,7 @@ def to_request(body: GenerateTokensRequest, model: str, timeout_s: int) -> wire.
         options["seed"] = None
     return wire.Generate(
         cache_salt=body.cache_salt or None,
+        if_weights=body.if_weights,
         **options,
         model=model,
         priority=PRIORITIES[body.priority or 0],

@@ -24,6 +24,7 @@ from scorepool.api.dialects.openai.sampling import (
 )
 from scorepool.api.dialects.top_cap import MaxTopLogprobsIfClamped
 from scorepool.api.dialects.vllm.generate import GenerateTokensRequest
+from scorepool.api.dialects.weights import LastWeightsVersion, WeightsVersion, weights_version
 
 OutputMode = Annotated[Literal["tokens", "text"], Meta(description="The request's `output_mode`.")]
 TextIfAsked = Annotated[str | UnsetType, Meta(description="Present with `output_mode` `text`.")]
@@ -82,6 +83,7 @@ class GeneratedTokens(Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     logprobs_mode: ModeIfLogprobs = UNSET
     max_top_logprobs: MaxTopLogprobsIfClamped = UNSET
+    weights_version: WeightsVersion = UNSET
     prompt_token_ids: TokenIdsIfAsked = UNSET
 
 
@@ -107,6 +109,7 @@ class GeneratedTokensChunk(Struct, frozen=True, kw_only=True):
     usage: ChunkUsage = UNSET
     logprobs_mode: LastModeIfLogprobs = UNSET
     max_top_logprobs: MaxTopLogprobsIfClamped = UNSET
+    weights_version: LastWeightsVersion = UNSET
     prompt_token_ids: Annotated[
         list[int] | UnsetType, Meta(description="Present with `return_token_ids`, in the last chunk of a choice.")
     ] = UNSET
@@ -129,6 +132,7 @@ def to_reply(
         usage=usage_of_results([result]),
         system_fingerprint=system_fingerprint(result.stamp),
         logprobs_mode=result.logprobs_mode if body.has_logprobs else UNSET,
+        weights_version=weights_version([result], body.if_weights),
         prompt_token_ids=body.token_ids if body.return_token_ids else UNSET,
     )
 

@@ -133,6 +133,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scorepool.models": set(),
     "scorepool.integrations": set(),
     "scorepool.integrations.lm_eval": {"scorepool.options", "scorepool.sdk", "wire"},
+    "scorepool.integrations.trl": {"scorepool.sdk", "wire"},
 }  # fmt: skip
 
 # The libraries that a room may import; a sub-room may import what its room may.
@@ -172,6 +173,7 @@ LIBRARIES: dict[str, set[str]] = {
     "scorepool.local": {"msgspec", "redis", "rich", "standardwebhooks"},
     "scorepool.models": {"numpy", "tokenizers", "torch", "transformers"},
     "scorepool.integrations.lm_eval": {"jinja2", "lm_eval", "tqdm", "transformers"},
+    "scorepool.integrations.trl": {"safetensors", "torch", "trl"},
 }
 
 # What must stay out of a process that only imports these: Metal does not survive a fork, and the API has no MLX.

@@ -1,1 +1,1 @@
-"""Classes for other projects' frameworks. Each sub-package imports its framework, and nothing here imports them."""
+"""Classes for other projects' frameworks. Each module imports its framework, and nothing here imports them."""

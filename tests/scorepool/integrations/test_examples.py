@@ -26,8 +26,9 @@ def run(stack: Stack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     return run
 
 
-def test_every_example_is_run_here_or_beside_lm_eval():
-    tests = "".join((Path(__file__).parent / name).read_text() for name in ("test_examples.py", "test_lm_eval.py"))
+def test_every_example_is_run_here_or_beside_lm_eval_or_trl():
+    files = ("test_examples.py", "test_lm_eval.py", "../../trainers/test_grpo.py")
+    tests = "".join((Path(__file__).parent / name).read_text() for name in files)
     examples = [path.name for path in EXAMPLES.glob("*.py")]
     assert len(examples) >= 10
     assert [name for name in examples if f'"{name}"' not in tests] == []

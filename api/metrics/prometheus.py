@@ -98,6 +98,8 @@ class SnapshotCollector(Collector):
         )
         yield _gauge("webhook_deliveries", "Webhook deliveries in Redis.", "state", self.snapshot.deliveries)
         yield _gauge("workers_stopped", "Live workers that a crosscheck has stopped.", "model", self.snapshot.stopped)
+        text = "Least version of the weights that a live worker serves."
+        yield _gauge("model_weights_version", text, "model", self.snapshot.weights_versions)
         yield from _link_gauges(self.snapshot.links)
         yield from engine_gauges(self.snapshot.engines)
         # Redis keeps these counters for all processes together.

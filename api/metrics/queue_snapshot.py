@@ -88,6 +88,16 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
                 engines.setdefault((worker.served.id, worker.host), []).append(worker.served.load)
         return engines
 
+    @property
+    def weights_versions(self) -> dict[str, int]:
+        """The least version of the weights that a live worker serves, by model."""
+        least: dict[str, int] = {}
+        for worker in self.live:
+            model, version = worker.served.id, worker.served.stamp.weights_version
+            if version is not None:
+                least[model] = min(version, least.get(model, version))
+        return least
+
     @classmethod
     async def read(cls, redis: Redis, live: Sequence[wire.ServedModel]) -> Self:
         """Read the snapshot. `live` is what live workers serve. Raises RedisError."""

@@ -115,6 +115,8 @@ def test_all_workers_move_and_results_name_the_version(fleet: Fleet, http: httpx
     assert done["result"]["stamp"]["fingerprint"] == state["fingerprint"]
     fleet.agrees(done["result"]["sequences"][0], done["result"]["stamp"])
     until(lambda: [card["stamp"]["weights_version"] for card in http.get("/v1/models").json()["models"]] == [1, 1])
+    until(lambda: f'scorepool_model_weights_version{{model="{MODEL}"}} 1.0' in http.get("/metrics").text)
+    assert http.get("/served-models").text.count("<td>1</td>") == 2
 
 
 def test_a_file_that_is_sent_is_served_and_a_folder_with_the_same_file_has_the_same_fingerprint(

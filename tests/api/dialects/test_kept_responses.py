@@ -80,7 +80,7 @@ def test_a_continued_response_is_that_of_the_whole_conversation(scripted_sdk: Op
 
     scripted_sdk.responses.delete(first.id)  # what continues it has it all
     again = respond(scripted_sdk, **options, input="Sure?", previous_response_id=second.id)
-    assert again.usage == third.usage
+    assert again.usage.input_tokens == third.usage.input_tokens  # type: ignore[union-attr]
 
 
 def test_a_response_in_the_background_is_polled(sdk: OpenAI):

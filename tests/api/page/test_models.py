@@ -23,7 +23,7 @@ async def test_each_model_is_shown_with_its_workers(serving: Serving, worker: Fa
     assert re.findall(r"<h2[^>]*>(.*?)</h2>", text) == ["demo", "org/other"]
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr><td.*?</tr>", text)]
     assert [row[:2] for row in rows] == [["w1", "ok"], ["w2", "stopped by a crosscheck"], ["w3", "ok"]]
-    assert rows[0][2:] == ["2026-11-18 11:06:40 UTC", "passed", "default", "float32", "none", "f" * 12, "–", "–"]
+    assert rows[0][2:] == ["2026-11-18 11:06:40 UTC", "passed", "default", "float32", "none", "–", "f" * 12, "–", "–"]
     assert rows[1][-1] == "two workers found other logprobs"
     assert "<dd>4,096</dd>" in text
     assert "<dd>tiny</dd>" in text

@@ -256,6 +256,7 @@ _LATER_FIELDS: dict[str, object] = {
     "cache": True,
     "cache_salt": None,
     "include_draft_logprobs": False,
+    "if_weights": None,
 }
 
 

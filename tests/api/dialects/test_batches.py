@@ -280,7 +280,7 @@ def test_errors_name_the_field(sdk: OpenAI):
     file = sdk.files.create(file=("input.jsonl", jsonl([line(1)])), purpose="batch")
     good = {"input_file_id": file.id, "endpoint": "/v1/completions", "completion_window": "24h"}
     for change, param in [
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/moderations"}, "endpoint"),
         ({"completion_window": "soon"}, "completion_window"),
         ({"metadata": {"k": "v" * 513}}, "metadata"),
     ]:

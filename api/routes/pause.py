@@ -13,16 +13,14 @@ from scorepool.api.http.formats import reply
 
 router = APIRouter(tags=["weights"], dependencies=[Depends(known_query)])
 Mode = Literal["abort", "wait", "keep"]
-REFUSED: dict[Mode, str] = {
-    "abort": "mode: expected wait, found abort, which is also what no mode means: jobs that run end as usual; cancel "
-    "them with POST /v1/jobs/{id}/cancel, or have them begin anew with on_running=restart of the push",
-    "keep": "mode: expected wait, found keep: frozen jobs would go on with other weights, and no result mixes two "
-    "versions; with wait they end first",
-}
+ABORT_REFUSED = (
+    "mode: expected wait or keep, found abort, which is also what no mode means: jobs that run end as usual; cancel "
+    "them with POST /v1/jobs/{id}/cancel, or have them begin anew with on_running=restart of the push"
+)
 
 
 class Paused(Struct, frozen=True, kw_only=True):
-    """Say that no job runs, and that none begins."""
+    """Say that no job begins any more; after the mode `wait` none runs either."""
 
     status: Literal["paused"] = "paused"
 
@@ -49,15 +47,24 @@ async def pause_generation(
     settings: SettingsDep,
     pause: PauseDep,
     mode: Annotated[
-        Mode, Query(description="`wait`: jobs that run end as usual. The other two are refused.")
+        Mode,
+        Query(
+            description="`wait`: answer when the jobs that run have ended. `keep`: answer at once; they go on, with "
+            "the weights that they began with. `abort` is refused."
+        ),
     ] = "abort",
     clear_cache: Annotated[bool, Query(description="Drop the KV caches of shared prompts, too.")] = True,
 ) -> Response:
-    """Let no job begin, and answer when none runs. Jobs are accepted and wait; weights can be pushed."""
-    if mode in REFUSED:
-        raise BadRequest(REFUSED[mode], "mode")
+    """Let no job begin. Jobs are accepted and wait; weights can be pushed.
+
+    vLLM's `keep` freezes what runs, which then goes on with other weights. Here no result mixes two versions, so it
+    ends with the weights that it began with.
+    """
+    if mode == "abort":
+        raise BadRequest(ABORT_REFUSED, "mode")
     await pause.begin()
-    await pause.wait(settings.max_wait_s)
+    if mode == "wait":
+        await pause.wait(settings.max_wait_s)
     if clear_cache:
         await pause.clear_caches()
     return reply(Paused(), "json")

@@ -59,7 +59,7 @@ async def test_a_client_that_waits_gets_its_job_when_it_expires_in_the_queue(
 ):
     """No worker is there to end the job, so nothing but its time wakes the client."""
     async with serving() as http, asyncio.timeout(30):
-        body = score(expires_at=right + 1)
+        body = score(expires_at=redis_time(redis) + 1)  # by the right clock
         waited = await http.post("/v1/jobs", json=body, headers={"Prefer": "wait=60"})
         job_id = (await http.post("/v1/jobs", json=body | {"expires_at": redis_time(redis) + 1})).json()["id"]
         polled = await http.get(f"/v1/jobs/{job_id}?wait=60")

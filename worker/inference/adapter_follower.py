@@ -23,7 +23,7 @@ from scorepool.wire import AdapterRecord, AdapterReport, Invalid, encode, parse
 POLL_S = 0.5
 RETRY_S = 5.0  # after an error
 REPORTS_TTL_S = 600
-JOIN_TIMEOUT_S = 5.0
+JOIN_TIMEOUT_S = 0.5  # Redis may be silent, and a worker that was asked to stop must end in time
 
 log = logging.getLogger(__name__)
 

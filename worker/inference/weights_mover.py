@@ -19,7 +19,7 @@ from scorepool.worker.inference.weights_store import WeightsStore, WeightsUnavai
 
 POLL_S = 1.0
 RETRY_S = 5.0  # after an error
-JOIN_TIMEOUT_S = 5.0
+JOIN_TIMEOUT_S = 0.5  # Redis may be silent, and a worker that was asked to stop must end in time
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ MAX_WRITTEN, MAX_WRITTEN_BYTES = 256, 2**20  # entries in one script
 WRITE_AFTER_S = 0.02  # so that many are written at once
 RETRY_S = 5.0  # after an error, for which nothing is looked up
 MAX_WAITING = 10_000  # entries that wait to be written; more are dropped
-JOIN_TIMEOUT_S = 2.0
+JOIN_TIMEOUT_S = 1.0
 READ, WRITE = load("read_cache.lua"), load("write_cache.lua")
 
 log = logging.getLogger(__name__)

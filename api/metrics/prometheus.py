@@ -124,10 +124,10 @@ def _cache_metrics(cache: ResultCacheState) -> Iterable[Metric]:
     text = "Sequences that were looked up in the result cache, by what they found: shared is one that runs now."
     yield _counter("result_cache_lookups", text, "outcome", cache.uses)
     for name, text, number in (
-        ("evictions", "Entries that the result cache dropped to make room.", cache.evictions),
-        ("refused", "Entries that were not kept because Redis had too little memory.", cache.refused),
+        ("result_cache_evictions", "Entries that the result cache dropped to make room.", cache.evictions),
+        ("result_cache_refused", "Entries that were not kept because Redis had too little memory.", cache.refused),
     ):
-        yield CounterMetricFamily(f"scorepool_result_cache_{name}", text, value=number)
+        yield CounterMetricFamily(f"scorepool_{name}", text, value=number)
     yield GaugeMetricFamily("scorepool_result_cache_entries", "Entries of the result cache.", value=cache.entries)
     yield GaugeMetricFamily("scorepool_result_cache_bytes", "Bytes of the result cache in Redis.", value=cache.bytes)
 

@@ -6,7 +6,16 @@ from scorepool.store import Settings, SettingsError
 
 VALUES = ["\udcff", "x" * 100_000, "9" * 5000, "\0", "\n", "-1"]
 ANYTHING = {"api_keys", "api_keys_file", "client_key", "host", "model", "redis_url", "redis_url_file", "state_dir"}
-ANYTHING |= {"uds", "url", "api_key", "certificate_dir", "webhook_secret"}  # what reads them checks them
+ANYTHING |= {
+    "adapters",
+    "drafts",
+    "models",
+    "uds",
+    "url",
+    "api_key",
+    "certificate_dir",
+    "webhook_secret",
+}  # what reads them checks them
 
 
 @pytest.mark.parametrize("value", VALUES)

@@ -15,6 +15,7 @@ from scorepool.store.weights import WeightsRecord
 from scorepool.wire import WeightsSource, encode
 from scorepool.worker.rq.clock import REDIS_CLOCK
 
+KEPT_S = 86_400  # after the last heartbeat of a model's workers
 Report = Literal["committed", "failed", "waiting", "gone"]
 
 
@@ -37,6 +38,8 @@ class WeightsStore:
     def join(self, pipeline: Pipeline, ttl_s: float) -> None:
         """Have no version committed without this worker for so long. Due with every heartbeat."""
         pipeline.zadd(Keys.weights_workers(self.model), {self.worker: REDIS_CLOCK.now_s() + ttl_s})
+        for key in (Keys.weights_workers(self.model), Keys.weights_moves(self.model)):
+            pipeline.expire(key, KEPT_S)  # killed workers leave their entries
 
     def leave(self, pipeline: Pipeline) -> None:
         """Have versions committed without this worker."""
@@ -48,7 +51,7 @@ class WeightsStore:
         with self._connection.pipeline() as pipeline:
             self.join(pipeline, ttl_s)
             pipeline.hgetall(Keys.weights(self.model))
-            return WeightsRecord.parse(pipeline.execute()[1])
+            return WeightsRecord.parse(pipeline.execute()[-1])
 
     def read(self) -> WeightsRecord:
         """Read the versions. Raises RedisError."""

@@ -34,7 +34,7 @@ EXPECTED_KEYS = [
         r"rq:(?:finished|failed|canceled):(?:demo|demo:high|demo:low|webhooks)",
         r"rq:queues",
         r"rq:workers(?::.*)?",
-        r"scorepool:(?:done|id_secret|indexes|models|probe|outcomes)",
+        r"scorepool:(?:done|tokens|missing_tokens|id_secret|indexes|models|probe|outcomes)",
     )
 ]
 # Keys of killed workers, and of models and workers of a moment ago; each must have a TTL.

@@ -101,12 +101,12 @@ def test_a_stop_command_may_overtake_the_reply_that_brings_its_job(redis: Redis,
 
     worker._is_claiming = True
     worker._stop_job(job_id)
-    worker._take_claimed(claimed, elapsed_s=0.1)
+    worker._take_claimed(claimed)
 
     [inflight] = worker.in_flight.values()
     assert isinstance(inflight.error, Stopped)
 
     worker._stop_job("another")
     assert list(worker._early_stops) == ["another"]
-    worker._take_claimed(Claimed([]), elapsed_s=0.1)
+    worker._take_claimed(Claimed([]))
     assert not worker._early_stops  # a job of that id that is queued later runs

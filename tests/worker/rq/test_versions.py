@@ -14,7 +14,7 @@ def with_fields(message: object, **changes: object) -> bytes:
 
 def test_a_request_with_an_unknown_field_or_type_fails_and_the_failure_names_it(redis: Redis, workers: Workers):
     field = submit(redis, with_fields(generate(), speculation="on"))
-    kind = submit(redis, with_fields(generate(), type="embed"))
+    kind = submit(redis, with_fields(generate(), type="translate"))
     good = submit(redis, generate())
 
     workers.start("--burst").wait(timeout=60)

@@ -1,6 +1,6 @@
 """Refuse requests that are well formed but cannot run: a model that is not served, unknown token ids, ..."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 from redis.asyncio import Redis
@@ -202,7 +202,12 @@ def _check_parameter_ids(request: wire.Request, vocab_size: int, where: str) -> 
     """Check the token ids in the parameters of a generation."""
     if not isinstance(request, wire.Generate):
         return
-    for field, ids in (("logit_bias", request.logit_bias), ("stop_token_ids", request.stop_token_ids)):
+    given: dict[str, Iterable[int]] = {
+        "logit_bias": request.logit_bias,
+        "stop_token_ids": request.stop_token_ids,
+        "allowed_token_ids": request.allowed_token_ids or (),
+    }
+    for field, ids in given.items():
         for token_id in ids:
             if token_id >= vocab_size:
                 full = f"{where}{field}"

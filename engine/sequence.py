@@ -33,6 +33,8 @@ class Sampling:
     include_stop: bool = False  # the stop string or token is part of the text
     # These change the logits before the temperature and the filters.
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, value added to its logit)
+    allowed_bitmask: bytes = b""  # one bit per token id, lowest id first: only these are sampled; empty: all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # the last token is not sampled after the generated others
     presence_penalty: float = 0.0  # subtracted once from every token that was generated
     frequency_penalty: float = 0.0  # subtracted once for each time that the token was generated
     repetition_penalty: float = 1.0  # for given and generated tokens: divides logits above 0, multiplies those below
@@ -40,7 +42,8 @@ class Sampling:
     @property
     def needs_logits_processing(self) -> bool:
         """True if tokens are sampled from other logits than the model's."""
-        return bool(self.logit_bias or self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+        penalizes = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
+        return bool(self.logit_bias or penalizes or self.allowed_bitmask or self.bad_words)
 
 
 @dataclass(frozen=True, slots=True)

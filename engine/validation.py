@@ -115,6 +115,13 @@ def _check_sampling(sampling: Sampling, where: str, model_info: ModelInfo) -> No
         f"stop_token_ids from 0 to {model_info.vocab_size - 1}": all(
             0 <= token_id < model_info.vocab_size for token_id in sampling.stop_token_ids
         ),
+        f"allowed_bitmask of 32-bit words and of token ids from 0 to {model_info.vocab_size - 1}": (
+            len(sampling.allowed_bitmask) % 4 == 0
+            and int.from_bytes(sampling.allowed_bitmask, "little").bit_length() <= model_info.vocab_size
+        ),
+        f"bad_words of one token id or more from 0 to {model_info.vocab_size - 1}": all(
+            word and min(word) >= 0 and max(word) < model_info.vocab_size for word in sampling.bad_words
+        ),
         f"min_tokens from 0 to max_tokens, {sampling.max_tokens}": 0 <= sampling.min_tokens <= sampling.max_tokens,
     }
     for expected, is_met in limits.items():

@@ -26,7 +26,7 @@ RETRY_S = 10.0  # a command's user waits
 # Fields of a generate job that change the distribution it samples from, beside the temperature.
 CHANGE_THE_DISTRIBUTION = (
     *("top_p", "top_k", "min_p", "min_tokens", "logit_bias", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "json_schema", "tools"),
+    *("repetition_penalty", "allowed_token_ids", "bad_words", "json_schema", "tools"),
 )
 T = TypeVar("T")
 

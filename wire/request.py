@@ -64,6 +64,17 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 StopStrings = Annotated[list[StopString], Meta(max_length=64)]
+BadWords = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=1024)]],
+    Meta(
+        max_length=1024,
+        description="The last token of a word is not sampled where the generated tokens before it are the word's "
+        "others. Each word is taken as it is encoded without and with a space before it.",
+    ),
+]
+AllowedTokenIds = Annotated[
+    list[TokenId], Meta(min_length=1, max_length=MAX_TARGETS, description="Only these tokens are sampled.")
+]
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
 Packed = Annotated[
     bool,
@@ -441,6 +452,8 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
     min_p: MinP = 0.0
     seed: Seed | None = None
     logit_bias: Annotated[LogitBias, Meta(description="Values added to the logits before sampling, by token id.")] = {}
+    allowed_token_ids: AllowedTokenIds | None = None
+    bad_words: BadWords = []
     presence_penalty: Annotated[
         Penalty, Meta(description="Subtracted from the logit of every token that was generated before.")
     ] = 0.0
@@ -555,7 +568,8 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         filters = (self.top_p != 1, self.top_k, self.min_p, self.logit_bias, self.min_tokens)
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty != 1)
         grammars = (self.json_schema is not None, self.tools and self.tool_choice != "none")
-        return any((*filters, *penalties, *grammars))
+        exclusions = (self.allowed_token_ids is not None, self.bad_words)
+        return any((*filters, *penalties, *grammars, *exclusions))
 
 
 def mode_conflict(request: Generate) -> tuple[str, str] | None:
@@ -570,7 +584,8 @@ def mode_conflict(request: Generate) -> tuple[str, str] | None:
     if request.recompute and request.is_filtered:
         return "recompute", (
             "with `logprobs_mode` processed_logprobs it scores at the temperature alone: it goes with none of "
-            "`top_p` and other filters, penalties, `min_tokens`, `json_schema` and `tools`"
+            "`top_p` and other filters, penalties, `min_tokens`, `allowed_token_ids`, `bad_words`, `json_schema` and "
+            "`tools`"
         )
     return None
 
@@ -584,6 +599,8 @@ class SamplingOptions(TypedDict, total=False):
     min_p: float
     seed: int | None
     logit_bias: dict[int, float]
+    allowed_token_ids: list[int] | None
+    bad_words: list[str]
     presence_penalty: float
     frequency_penalty: float
     repetition_penalty: float

@@ -1,4 +1,4 @@
-"""Change the logits that a token is sampled from: biases, penalties for repeated tokens, banned tokens.
+"""Change the logits that a token is sampled from: biases, penalties for repeated tokens, bad words, banned tokens.
 
 Pure functions. Only sampling sees the changed logits; every reported logprob comes from the model's own.
 """
@@ -41,7 +41,32 @@ def mask_banned(logits: mx.array, banned_ids: Sequence[AbstractSet[int]]) -> mx.
     return logits.at[mx.array(rows), mx.array(token_ids)].minimum(-mx.inf)
 
 
-def apply_grammar_bitmask(logits: mx.array, bitmask: bytes) -> mx.array:
+def mask_bad_words(
+    logits: mx.array, words: Sequence[tuple[int, ...]], read_ids: list[int], last_id: mx.array | None
+) -> mx.array:
+    """Set logits [vocab] to -inf at the last token of each word whose other tokens are the last generated ones.
+
+    The generated tokens are `read_ids`, and then `last_id` [1], which may be lazy.
+    """
+    banned: list[int] = []
+    after_last: list[tuple[int, int]] = []  # (token before, banned token): decided by `last_id`
+    for *prefix, token_id in words:
+        known = prefix[:-1] if last_id is not None else prefix
+        if known and read_ids[-len(known) :] != known:
+            continue
+        if last_id is not None and prefix:
+            after_last.append((prefix[-1], token_id))
+        else:
+            banned.append(token_id)
+    if banned:
+        logits = logits.at[mx.array(banned)].minimum(-mx.inf)
+    if after_last:
+        before, token_ids = zip(*after_last, strict=True)
+        logits = logits.at[mx.array(token_ids)].minimum(mx.where(mx.array(before) == last_id, -mx.inf, mx.inf))
+    return logits
+
+
+def apply_token_bitmask(logits: mx.array, bitmask: bytes) -> mx.array:
     """Set logits [vocab] to -inf where the token's bit is 0. The lowest bit of the first byte belongs to token 0."""
     words = mx.array(memoryview(bitmask).cast("I"))  # type: ignore[arg-type] # any buffer
     bits = ((words[:, None] >> mx.arange(32, dtype=mx.uint32)) & 1).astype(mx.bool_).reshape(-1)[: logits.shape[0]]

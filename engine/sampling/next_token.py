@@ -9,7 +9,7 @@ import mlx.core as mx
 from scorepool.engine.sampling import logits_processors, sample
 from scorepool.engine.sampling.query import LogprobQuery
 from scorepool.engine.sampling.stop import min_tokens_banned_ids
-from scorepool.engine.sequence import Constraint, Sequence
+from scorepool.engine.sequence import Constraint, Sampling, Sequence
 
 PATIENCE_S = 0.02  # for which a step waits for constraints
 HELD_UP_S = 0.1
@@ -89,9 +89,20 @@ def _process(row: mx.array, query: LogprobQuery, position: int) -> mx.array:
     if sequence.sampling is not None and sequence.sampling.needs_logits_processing:
         prompt_ids = sequence.token_ids[: sequence.num_input_tokens]
         row = logits_processors.apply_penalties(row, sequence.sampling, prompt_ids, _generated(query, position))
+        row = _exclude(row, sequence.sampling, query, position)
     if sequence.constraint is not None:
         bitmask = sequence.constraint.token_bitmask(_generated_on_host(query))
-        row = logits_processors.apply_grammar_bitmask(row, bitmask)
+        row = logits_processors.apply_token_bitmask(row, bitmask)
+    return row
+
+
+def _exclude(row: mx.array, sampling: Sampling, query: LogprobQuery, position: int) -> mx.array:
+    """Set to -inf what the caller has excluded at a position."""
+    if sampling.allowed_bitmask:
+        row = logits_processors.apply_token_bitmask(row, sampling.allowed_bitmask)
+    if sampling.bad_words:
+        read = [*_read_ids(query), *query.proposed_before(position)]
+        row = logits_processors.mask_bad_words(row, sampling.bad_words, read, query.last_id)
     return row
 
 

@@ -14,6 +14,7 @@ from tests.engine.oracle import Oracle, assert_agrees, filter_as_transformers
 from tests.engine.test_late_constraints import generating
 from tests.tiny_tokenizer import BOS
 
+PAIRS = tuple((first, second) for first in range(3, 200) for second in range(3 + first % 2, 200, 2))
 FAMILIES = ["llama", "qwen3", "gpt2", "gpt_neox", "qwen3_moe"]
 
 
@@ -74,6 +75,7 @@ def rows(max_tokens: int = 24) -> list[Sequence]:
         row(3, 9, score_from=2),
         row(4, 30, temperature=0.7, top_k=20, processed=True),
         row(5, 6, temperature=0, frequency_penalty=0.5, presence_penalty=0.3, repetition_penalty=1.2),
+        row(9, 7, temperature=0, bad_words=PAIRS, allowed_bitmask=(2**200 - 8).to_bytes(28, "little")),
         row(6, 3, min_tokens=6, stop_token_ids=tuple(range(3, 250)), ignore_eos=False),
         *(row(seed, 12) for seed in (7, 7)),  # two of one prompt, n > 1
         Sequence(token_ids=prompt(40, 8), score_from=1, entropy=True),

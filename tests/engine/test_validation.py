@@ -52,6 +52,10 @@ def generating(**options: object) -> Sequence:
         (generating(frequency_penalty=inf), InvalidRequest, "frequency_penalty inf"),
         (generating(repetition_penalty=0), InvalidRequest, "repetition_penalty 0"),
         (generating(logit_bias=((50, 1.0),)), InvalidRequest, r"logit_bias \(\(50, 1.0\),\).* from 0 to 49"),
+        (generating(allowed_bitmask=bytes(4) + (1 << 18).to_bytes(4, "little")), InvalidRequest, "ids from 0 to 49"),
+        (generating(allowed_bitmask=b"\x01"), InvalidRequest, "allowed_bitmask of 32-bit words"),
+        (generating(bad_words=((5, 50),)), InvalidRequest, r"bad_words \(\(5, 50\),\).* from 0 to 49"),
+        (generating(bad_words=((5,), ())), InvalidRequest, "bad_words of one token id or more"),
         (generating(logit_bias=((5, nan),)), InvalidRequest, "logit_bias .* finite"),
     ],
 )

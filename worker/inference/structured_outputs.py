@@ -25,6 +25,8 @@ def constraints_of(
         return [None] * request.n
     if request.ignore_eos or request.min_tokens:
         raise _invalid("it determines where the answer ends: give neither `ignore_eos` nor `min_tokens`", field)
+    if request.allowed_token_ids is not None or request.bad_words:
+        raise _invalid("it determines which tokens may follow: give neither `allowed_token_ids` nor `bad_words`", field)
     tools = callable_tools(request)
     compiler = codec.grammar_compiler
     if prompt is not None and (reason := compiler.unsupported_reason(has_functions=bool(tools))):

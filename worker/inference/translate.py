@@ -13,8 +13,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from scorepool import wire
-from scorepool.engine import ChatCodec, Pooling, Sampling, Sequence, Targets, Tokenizer
+from scorepool.engine import ChatCodec, Pooling, Sampling, Sequence, Targets
 from scorepool.worker.inference.chat_answer import ChatPrompt
+from scorepool.worker.inference.exclusions import Exclusions, exclusions_of
 from scorepool.worker.inference.items import to_classified, to_embedded, to_scored
 from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.structured_outputs import callable_tools, constraints_of
@@ -105,7 +106,8 @@ def _to_generated(
     max_tokens = request.max_tokens
     if max_tokens is None:
         max_tokens = max(1, min(max(DEFAULT_MAX_TOKENS, request.min_tokens), context_length - len(prompt_ids)))
-    _check_min_tokens(request, max_tokens, codec.tokenizer)
+    _check_min_tokens(request, max_tokens)
+    exclusions = exclusions_of(request, codec.tokenizer)
     is_text = not isinstance(request.prompt, list)
     skipped_ids = codec.tokenizer.special_token_ids if request.skip_special_tokens else frozenset()
     is_processed = request.logprobs and request.logprobs_mode == "processed_logprobs"
@@ -120,7 +122,7 @@ def _to_generated(
             temperature=request.temperature if is_processed else 1.0,
             processed=is_processed,
             reports_proposals=request.include_draft_logprobs and max_tokens > 0,
-            sampling=_sampling(request, index, max_tokens) if max_tokens else None,
+            sampling=_sampling(request, index, max_tokens, exclusions) if max_tokens else None,
             constraint=constraint,
         )
         prepared.append(
@@ -131,7 +133,7 @@ def _to_generated(
     return prepared
 
 
-def _sampling(request: wire.Generate, index: int, max_tokens: int) -> Sampling:
+def _sampling(request: wire.Generate, index: int, max_tokens: int, exclusions: Exclusions) -> Sampling:
     """Return the sampling parameters of completion number `index`."""
     return Sampling(
         max_tokens=max_tokens,
@@ -146,21 +148,19 @@ def _sampling(request: wire.Generate, index: int, max_tokens: int) -> Sampling:
         min_tokens=request.min_tokens,
         include_stop=request.include_stop_str_in_output,
         logit_bias=tuple(request.logit_bias.items()),
+        allowed_bitmask=exclusions.allowed_bitmask,
+        bad_words=exclusions.bad_words,
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         repetition_penalty=request.repetition_penalty,
     )
 
 
-def _check_min_tokens(request: wire.Generate, max_tokens: int, tokenizer: Tokenizer) -> None:
+def _check_min_tokens(request: wire.Generate, max_tokens: int) -> None:
     """Check that `min_tokens` can be generated. Raises JobError."""
     if request.min_tokens > max_tokens:
         raise invalid_request(
             "min_tokens", f"expected at most {max_tokens}, which is what the context holds, found {request.min_tokens}"
-        )
-    if request.min_tokens and len(tokenizer.eos_ids.union(request.stop_token_ids)) >= tokenizer.vocab_size:
-        raise invalid_request(
-            "stop_token_ids", "they are all tokens of the model, so no token can be generated before `min_tokens`"
         )
 
 

@@ -10,7 +10,6 @@ from scorepool.api.dialects.unsupported import ANY
 
 COMMON: dict[str, object] = {
     # vLLM
-    "allowed_token_ids": None,
     "ec_transfer_params": None,
     "guided_choice": None,
     "guided_decoding_backend": None,

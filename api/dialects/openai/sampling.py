@@ -15,6 +15,8 @@ from scorepool.wire.request import (
     MAX_SEED,
     MAX_SHOWN_TARGETS,
     WHOLE_VOCABULARY,
+    AllowedTokenIds,
+    BadWords,
     CacheSalt,
     IfWeights,
     LogitBias,
@@ -94,11 +96,11 @@ class SamplingParameters(Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ignore_eos: bool | None = None
     min_tokens: NumTokens | None = None
     include_stop_str_in_output: bool | None = None
-    bad_words: Annotated[list[str], Meta(max_length=1024)] | None = None
+    allowed_token_ids: AllowedTokenIds | None = None
+    bad_words: BadWords | None = None
     spaces_between_special_tokens: NoEffect[bool] | None = None
 
     def __post_init__(self) -> None:
-        check_supported(self, {"bad_words": []})
         if self.logprob_token_ids and not self.has_token_logprobs:
             raise ValueError("`logprob_token_ids` needs `logprobs`")
 
@@ -203,6 +205,8 @@ def sampling_options(params: SamplingParameters) -> SamplingFields:
         min_p=params.min_p or 0.0,
         seed=None if params.seed is None else params.seed & MAX_SEED,
         logit_bias=params.logit_bias or {},
+        allowed_token_ids=params.allowed_token_ids,
+        bad_words=params.bad_words or [],
         presence_penalty=params.presence_penalty or 0.0,
         frequency_penalty=params.frequency_penalty or 0.0,
         repetition_penalty=1.0 if params.repetition_penalty is None else params.repetition_penalty,

@@ -14,7 +14,6 @@ GENERATE: dict[str, object] = {
     "reasoning_ended": None,
     "reasoning_parser_kwargs": None,
     "token_offsets": ANY,
-    "sampling_params.allowed_token_ids": None,
     "sampling_params.extra_args": None,
     "sampling_params.flat_logprobs": False,
     "sampling_params.prompt_logprob_start": None,

@@ -115,7 +115,17 @@ class GenerateTokensRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_
         return self.output_mode == "text"
 
 
-_PARAMETERS = ("max_tokens", "min_tokens", "stop_token_ids", "logit_bias", "n", "temperature", "logprobs_mode")
+_PARAMETERS = (
+    "max_tokens",
+    "min_tokens",
+    "stop_token_ids",
+    "logit_bias",
+    "n",
+    "allowed_token_ids",
+    "bad_words",
+    "temperature",
+    "logprobs_mode",
+)
 
 
 def field_name(body: GenerateTokensRequest, field: str) -> str:

@@ -13,6 +13,7 @@ from scorepool.api.dialects.protocol import Context, Endpoint
 # Fields of a chat that are sampling parameters of the same name.
 _SAME = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "n", "logit_bias", "stop_token_ids", "min_tokens"),
+    *("allowed_token_ids", "bad_words"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "include_stop_str_in_output"),
     *("prompt_logprobs", "logprobs_mode", "logprob_token_ids", "skip_special_tokens"),
 )

@@ -1,11 +1,13 @@
-"""Biases and penalties change which tokens are sampled, and no reported logprob."""
+"""Biases, penalties and bad words change which tokens are sampled, and no reported logprob."""
 
 import mlx.core as mx
 import numpy as np
 import pytest
+import torch
+from transformers.generation.logits_process import NoBadWordsLogitsProcessor
 
 from scorepool.engine import Engine, Sampling, Sequence
-from scorepool.engine.sampling.logits_processors import apply_penalties, mask_banned
+from scorepool.engine.sampling.logits_processors import apply_penalties, mask_bad_words, mask_banned
 from tests.engine.oracle import Oracle, assert_agrees
 
 LOGITS = [2.0, -1.0, 0.5, -2.0]
@@ -73,3 +75,27 @@ def test_a_penalty_counts_the_previous_token(engine: Engine, penalty: str):
 
     assert sequence.token_ids[2] == 7
     assert sequence.token_ids[2:].count(7) == 1
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["all read", "last one unread"])
+@pytest.mark.parametrize("generated", [[4], [2, 4], [1, 2, 4], [4, 2], [2, 4, 2, 4], [3, 3, 3]])
+def test_bad_words_are_masked_as_transformers_masks_them(generated: list[int], is_read: bool):
+    words = [(0,), (4, 1), (2, 4, 2), (1, 2, 4, 3), (3, 3, 3, 3), (2, 4), (5, 4, 1)]
+    logits = np.linspace(-2, 2, 6, dtype=np.float32)
+    expected = NoBadWordsLogitsProcessor([list(word) for word in words], eos_token_id=[99])(
+        torch.tensor([generated]), torch.from_numpy(logits[None])
+    )
+
+    read, last_id = (generated, None) if is_read else (generated[:-1], mx.array(generated[-1:]))
+    masked = mask_bad_words(mx.array(logits), words, read, last_id)
+
+    np.testing.assert_array_equal(np.array(masked), expected[0].numpy())
+
+
+@pytest.mark.parametrize("unread", [False, True])
+def test_the_first_token_can_be_a_bad_word_of_one_token_only(unread: bool):
+    read, last_id = ([], mx.array([3])) if unread else ([], None)
+
+    masked = mask_bad_words(mx.array(LOGITS), [(1,), (0, 2)], read, last_id)
+
+    assert masked.tolist() == [2.0, -np.inf, 0.5, -2.0]

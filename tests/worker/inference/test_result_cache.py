@@ -138,6 +138,8 @@ def test_a_seed_does_not_decide_a_greedy_generation(engine: Engine):
         greedy(ignore_eos=True),
         greedy(include_stop=True),
         greedy(logit_bias=((4, 1.0),)),
+        greedy(allowed_bitmask=b"\xff\xff\xff\xff"),
+        greedy(bad_words=((4, 5),)),
         greedy(presence_penalty=0.5),
         greedy(frequency_penalty=0.5),
         greedy(repetition_penalty=1.5),

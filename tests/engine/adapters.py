@@ -16,7 +16,7 @@ from tests.tiny_models import ORACLE_FOLDER
 ALL_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def _base(folder: Path) -> Any:
+def base_model(folder: Path) -> Any:
     folder = folder / ORACLE_FOLDER if (folder / ORACLE_FOLDER).exists() else folder
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
 
@@ -26,7 +26,7 @@ def save_adapter(base: Path, folder: Path, seed: int, **settings: Any) -> Path:
     torch.manual_seed(seed)
     config = LoraConfig(**({"r": 8, "lora_alpha": 16, "target_modules": ALL_LAYERS} | settings))
     with _without_warnings():
-        model = get_peft_model(_base(base), config)
+        model = get_peft_model(base_model(base), config)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "lora_B" in name:
@@ -41,7 +41,7 @@ def save_adapter(base: Path, folder: Path, seed: int, **settings: Any) -> Path:
 def oracle_with(base: Path, adapter: Path) -> Oracle:
     """Return peft's model of the base with the adapter."""
     with _without_warnings():
-        return Oracle(PeftModel.from_pretrained(_base(base), str(adapter)).eval())
+        return Oracle(PeftModel.from_pretrained(base_model(base), str(adapter)).eval())
 
 
 @contextmanager

@@ -252,11 +252,3 @@ def test_a_quantised_base_equals_peft_on_its_dequantised_weights(
 
     assert engine.model_info.quantization is not None
     check_beside_base(engine, Oracle(unpacked), oracle_with(unpacked, folder))
-
-
-def test_an_adapter_of_mlx_lm_is_refused_by_name(tmp_path: Path, engine: Engine):
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"fine_tune_type": "lora", "num_layers": 2}))
-    (tmp_path / "adapters.safetensors").write_bytes(b"")
-
-    with pytest.raises(AdapterError, match=r"expected adapter_model\.safetensors .* found adapter_config\.json, adap"):
-        engine.load_adapter("a", str(tmp_path)).result(60)

@@ -22,8 +22,8 @@ def tokens(draw: Random, length: int) -> list[int]:
     return [BOS] + [draw.randrange(3, VOCAB_SIZE) for _ in range(length - 1)]
 
 
-def mixed_queue(num_jobs: int) -> list[Sequence]:
-    """Return scores and generations of the base and two adapters, of many lengths, in one order; some share prompts."""
+def mixed_queue(num_jobs: int, names: tuple[str | None, ...] = NAMES) -> list[Sequence]:
+    """Return scores and generations of the base and of adapters, of many lengths, in one order; some share prompts."""
     draw = Random(0)
     shared = tokens(draw, 40)
     queue: list[Sequence] = []
@@ -36,7 +36,7 @@ def mixed_queue(num_jobs: int) -> list[Sequence]:
                 score_from=draw.randrange(1, len(token_ids)),
                 top_logprobs=number % 4,
                 sampling=samples,
-                adapter_name=draw.choice(NAMES),
+                adapter_name=draw.choice(names),
             )
         )
     return queue

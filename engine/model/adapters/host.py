@@ -34,7 +34,7 @@ class AdapterHost:
                 f"the weights that serve now are gone from {self._folder}, expected them there: an adapter is compared "
                 "with them"
             )
-        weights = read_adapter(folder, stored)
+        weights = read_adapter(folder, stored, self._model)
         terms = place(weights, self._model, stored)
         adapter = Adapter(name, weights.fingerprint, folder, weights.rank, weights.kind)
         self._bank.add(adapter, terms)

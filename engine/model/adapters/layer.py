@@ -163,7 +163,7 @@ def term_of(path: str, change: LowRank, module: Any) -> Term:
     weight = dense_weight(module)
     if change.magnitude.shape != (weight.shape[0],):
         shape = list(change.magnitude.shape)
-        raise AdapterError(f"{path}: lora_magnitude_vector is {shape}, expected [{weight.shape[0]}]")
+        raise AdapterError(f"{path}: the vector of magnitudes is {shape}, expected [{weight.shape[0]}]")
     norm = mx.linalg.norm(weight + change.b.T @ change.a, axis=1)
     if bool((norm.min() < _LEAST_NORM).item()):
         raise AdapterError(f"{path}: a row of the changed weight is 0, so DoRA cannot divide by its norm")

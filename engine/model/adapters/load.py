@@ -8,22 +8,28 @@ from typing import Any
 import mlx.core as mx
 
 from scorepool.engine.errors import AdapterError, describe
-from scorepool.engine.model.adapters import peft_format
+from scorepool.engine.model.adapters import mlx_format, mlx_settings, peft_format
 from scorepool.engine.model.adapters.weights import AdapterWeights
 
 CONFIG = "adapter_config.json"
 
 
-def read_adapter(folder: str, base: dict[str, mx.array]) -> AdapterWeights:
-    """Read an adapter for the base checkpoint with these tensors. Raises AdapterError."""
+def read_adapter(folder: str, base: dict[str, mx.array], model: Any) -> AdapterWeights:
+    """Read an adapter of peft or mlx-lm, for the loaded model of the checkpoint with the tensors `base`.
+
+    Raises AdapterError.
+    """
     path = Path(folder).expanduser()
     if not path.is_dir():
         raise AdapterError(f"there is no folder {folder!r} on this machine, expected one with {CONFIG}")
     config = _read_config(path)
-    if not (path / peft_format.TENSORS).is_file():
-        found = ", ".join(sorted(file.name for file in path.iterdir())[:8])
-        raise AdapterError(f"{folder}: expected {peft_format.TENSORS} beside {CONFIG}, found {found}")
-    tensors = _read_tensors(path / peft_format.TENSORS)
+    if mlx_settings.is_of_mlx_lm(config):
+        settings = mlx_settings.read_settings(config)
+        tensors = _read_tensors(path, mlx_format.TENSORS)
+        layers = mlx_format.read_mlx(settings, tensors, model)
+        fingerprint = _fingerprint(path / CONFIG, path / mlx_format.TENSORS)
+        return AdapterWeights(fingerprint, layers, mlx_format.PARTS, names_checkpoint=False)
+    tensors = _read_tensors(path, peft_format.TENSORS)
     layers = peft_format.read_peft(config, tensors, base)
     return AdapterWeights(_fingerprint(path / CONFIG, path / peft_format.TENSORS), layers)
 
@@ -37,7 +43,11 @@ def _read_config(path: Path) -> Any:
         raise AdapterError(f"{path / CONFIG} cannot be read: {describe(error)}") from error
 
 
-def _read_tensors(file: Path) -> dict[str, mx.array]:
+def _read_tensors(folder: Path, name: str) -> dict[str, mx.array]:
+    file = folder / name
+    if not file.is_file():
+        found = ", ".join(sorted(file.name for file in folder.iterdir())[:8])
+        raise AdapterError(f"{folder}: expected {name} beside {CONFIG}, found {found}")
     try:
         tensors: dict[str, mx.array] = mx.load(str(file))  # type: ignore[assignment]
         mx.eval(list(tensors.values()))

@@ -2,7 +2,8 @@
 
 An adapter names layers as the checkpoint does. mlx-lm may store a layer under another path, or change its weight when
 it loads it (join it with others, transpose it): then the same change would mean something else. So the loaded weight is
-compared with the checkpoint's, of one layer of each kind, and the adapter is refused if they differ.
+compared with the checkpoint's, of one layer of each kind, and the adapter is refused if they differ. Adapters that
+mlx-lm trained name layers of mlx-lm's model, so there is nothing to compare.
 """
 
 import re
@@ -30,8 +31,8 @@ def place(weights: AdapterWeights, model: Any, stored: dict[str, mx.array]) -> d
     placed: dict[str, Term] = {}
     compared: set[str] = set()
     for path, change in weights.layers.items():
-        _refuse_non_finite(path, change)
-        own_path, module = _find(path, modules)
+        _refuse_non_finite(path, change, weights.part_names)
+        own_path, module = _find(path, modules) if weights.names_checkpoint else (path, modules[path])
         width = widths(module)
         if width is None:
             raise AdapterError(f"{path} is a {type(module).__name__}, expected a linear layer: no other can be changed")
@@ -41,7 +42,7 @@ def place(weights: AdapterWeights, model: Any, stored: dict[str, mx.array]) -> d
                 f"{width[0]} and {width[1]}, those of the base model's layer"
             )
         kind = re.sub(r"\d+", "*", path)
-        if kind not in compared:
+        if weights.names_checkpoint and kind not in compared:
             _refuse_other_weight(path, module, stored)
             compared.add(kind)
         placed[own_path] = term_of(path, change, module)
@@ -58,12 +59,9 @@ def _find(path: str, modules: dict[str, Module]) -> tuple[str, Module]:
     )
 
 
-def _refuse_non_finite(path: str, change: LowRank) -> None:
-    arrays = {"lora_A": change.a, "lora_B": change.b}
-    if change.magnitude is not None:
-        arrays["lora_magnitude_vector"] = change.magnitude
-    for name, array in arrays.items():
-        if not mx.isfinite(array).all().item():
+def _refuse_non_finite(path: str, change: LowRank, part_names: tuple[str, str, str]) -> None:
+    for name, array in zip(part_names, (change.a, change.b, change.magnitude), strict=True):
+        if array is not None and not mx.isfinite(array).all().item():
             raise AdapterError(f"{path}: {name} holds numbers that are not finite (NaN or infinite)")
 
 

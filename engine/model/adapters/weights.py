@@ -24,10 +24,12 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """The changes of all layers, by the layer's path in the base checkpoint."""
+    """The changes of all layers, by the layer's path: in the base checkpoint, or in mlx-lm's model of it."""
 
     fingerprint: str
     layers: dict[str, LowRank] = field(default_factory=dict)
+    part_names: tuple[str, str, str] = ("lora_A", "lora_B", "lora_magnitude_vector")  # of A, B and magnitudes
+    names_checkpoint: bool = True
 
     @property
     def rank(self) -> int:

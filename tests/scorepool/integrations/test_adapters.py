@@ -12,7 +12,9 @@ import pytest
 from scorepool import Client, Result, ScorepoolError
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
+from scorepool.wire import Score, ScoreItem
 from tests.engine.adapters import oracle_with, save_adapter
+from tests.engine.mlx_adapters import oracle_with_mlx, save_mlx_adapter
 from tests.engine.oracle import Oracle
 from tests.tiny_models import TinyModels
 from tests.tiny_tokenizer import BOS
@@ -230,6 +232,31 @@ def test_an_adapter_is_loaded_replaced_and_unloaded_while_the_server_runs(
         client.score("late", [(PROMPT, COMPLETION)])
     assert gone.value.status == 404
     assert http.post("/v1/unload_lora_adapter", json={"lora_name": "late"}).status_code == 404
+
+
+def test_an_adapter_that_mlx_lm_trained_is_loaded_while_the_server_runs(
+    client: Client, http: httpx.Client, tiny_models: TinyModels, tmp_path: Path, expected: dict[str, list[float]]
+):
+    base, token_ids = tiny_models("llama"), PROMPT + COMPLETION
+    folder = save_mlx_adapter(base, tmp_path / "dora", 5, "dora")
+    row = oracle_with_mlx(base, folder).logprobs(token_ids)
+    numbers = [float(row[place - 1, token_ids[place]]) for place in range(len(PROMPT), len(token_ids))]
+
+    client.load_adapter("taught", str(folder))
+    items = [ScoreItem(prompt=PROMPT, completion=COMPLETION)]
+    jobs = {name: client.submit(Score(model=name, items=items, cache=False)) for name in ("taught", "sql", "llama")}
+
+    for name, job in jobs.items():
+        found = job.result(timeout_s=60).sequences[0].logprobs
+        assert found == pytest.approx((expected | {"taught": numbers})[name], abs=1e-4)
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(settings | {"fine_tune_type": "full"}))
+    body = {"lora_name": "taught", "lora_path": str(folder), "load_inplace": True}
+    reply = http.post("/v1/load_lora_adapter", json=body)
+    assert reply.status_code == 400
+    assert 'fine_tune_type is \'full\', expected "lora" or "dora"' in reply.json()["error"]["message"]
+    assert client.score("taught", [(PROMPT, COMPLETION)]).sequences[0].logprobs == pytest.approx(numbers, abs=1e-4)
+    client.unload_adapter("taught")
 
 
 @pytest.mark.parametrize(

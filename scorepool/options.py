@@ -39,6 +39,16 @@ class ScoreOptions(JobOptions, total=False):
     cache_salt: str | None
 
 
+class CompareOptions(JobOptions, total=False):
+    """Options of `Client.compare`. With `prompt`, items are the completions after it."""
+
+    prompt: str | list[int] | None
+    top_logprobs: int
+    temperature: float
+    cache: bool
+    cache_salt: str | None
+
+
 class GenerateOptions(JobOptions, SamplingOptions, total=False):
     """Options of `Client.generate`. Give `messages` instead of a prompt to answer a chat."""
 

@@ -8,8 +8,8 @@
     quote.py          values in errors                    free_form.py      sizes of schemas and arguments
     weights.py        versions of a model's weights
     comparison.py     two computations of one sequence   crosscheck.py     messages between workers that compare
-    progress.py       how far running jobs are
-    cached.py         entries of the result cache            adapter.py       adapters that come and go
+    progress.py       how far running jobs are           model_comparison.py  how far two models are apart
+    cached.py         entries of the result cache        adapter.py        adapters that come and go
 
 To add a kind of job, change these places: a Struct in `request.py` and its names in `Request` and `Kind`; the limits
 in `api/admission.py`; the translation in `worker/inference/translate.py` and `worker/inference/result.py`; the names
@@ -56,6 +56,7 @@ from scorepool.wire.comparison import (
 )
 from scorepool.wire.crosscheck import Computation, Crosscheck, CrosscheckMessage, CrosscheckNotice
 from scorepool.wire.file import DeletedFile, ExpiresAfter, FileObject, FilePage, Purpose
+from scorepool.wire.model_comparison import divergence, join_comparisons
 from scorepool.wire.packed import PackedColumns, join_packed
 from scorepool.wire.progress import Progress, Progresses
 from scorepool.wire.quote import cut, quote
@@ -280,8 +281,10 @@ __all__ = [
     "cut",
     "decode_outcome",
     "decode_request",
+    "divergence",
     "encode",
     "encode_json",
+    "join_comparisons",
     "join_packed",
     "join_stamps",
     "kind_of",

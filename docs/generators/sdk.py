@@ -25,6 +25,7 @@ ROOMS = {"Jobs": client.Client, "Models": Models, "Files and batches": Batches, 
 FUNCTIONS = (scorepool.score_file, scorepool.generate_file, scorepool.compare_file, scorepool.perplexity)
 REQUESTS = {
     "score": (options.ScoreOptions, wire.Score),
+    "compare": (options.CompareOptions, wire.Compare),
     "generate": (options.GenerateOptions, wire.Generate),
     "classify": (options.ClassifyOptions, wire.Classify),
     "embed": (options.EmbedOptions, wire.Embed),
@@ -33,6 +34,9 @@ REQUESTS = {
 MESSAGES = (
     wire.Result,
     wire.SequenceResult,
+    wire.ModelComparison,
+    wire.Divergence,
+    wire.ComparedSequence,
     wire.Classification,
     wire.Embedding,
     wire.Job,

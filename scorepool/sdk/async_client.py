@@ -12,12 +12,20 @@ from typing import Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from scorepool import wire
-from scorepool.options import ClassifyOptions, EmbedOptions, GenerateOptions, ScoreOptions, TokenizeOptions
+from scorepool.options import (
+    ClassifyOptions,
+    CompareOptions,
+    EmbedOptions,
+    GenerateOptions,
+    ScoreOptions,
+    TokenizeOptions,
+)
 from scorepool.sdk import calls
 from scorepool.sdk.async_batches import AsyncBatches
 from scorepool.sdk.async_models import AsyncModels
 from scorepool.sdk.async_webhooks import AsyncWebhooks
 from scorepool.sdk.chats import with_structs
+from scorepool.sdk.comparing import compare_requests
 from scorepool.sdk.connection import RETRY_S, AsyncConnection, Event, events_of, url_and_key
 from scorepool.sdk.embedding_jobs import EmbedInput, embed_requests
 from scorepool.sdk.errors import JobTimeout, NotScorepool, ScorepoolError, TokensRestarted, Unreachable
@@ -359,6 +367,17 @@ class AsyncClient(AsyncModels, AsyncBatches, AsyncWebhooks):
         Raises JobFailed, ScorepoolError, Unreachable, MixedResults; TypeError, ValueError for items that are none.
         """
         return await self._run_all(score_requests(model, items, options))
+
+    async def compare(
+        self, model: str, base: str, items: Iterable[Item], **options: Unpack[CompareOptions]
+    ) -> wire.Result:
+        """Compare a model with its base on (prompt, completion) pairs, or completions of one `prompt`.
+
+        Any number of items is divided into jobs, and their results are joined: `comparison` of the result says how far
+        the models are apart, `sequences` what `model` finds. Options are fields of `Compare`. Raises JobFailed,
+        ScorepoolError, Unreachable, MixedResults; TypeError, ValueError for items that are none.
+        """
+        return await self._run_all(compare_requests(model, base, items, options))
 
     async def classify(
         self, model: str, items: Iterable[ClassifyInput], **options: Unpack[ClassifyOptions]

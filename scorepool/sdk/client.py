@@ -8,9 +8,17 @@ from typing import Any, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from scorepool import wire
-from scorepool.options import ClassifyOptions, EmbedOptions, GenerateOptions, ScoreOptions, TokenizeOptions
+from scorepool.options import (
+    ClassifyOptions,
+    CompareOptions,
+    EmbedOptions,
+    GenerateOptions,
+    ScoreOptions,
+    TokenizeOptions,
+)
 from scorepool.sdk.async_client import MAX_IN_FLIGHT, AsyncClient
 from scorepool.sdk.batches import Batches
+from scorepool.sdk.comparing import compare_requests
 from scorepool.sdk.connection import RETRY_S, AsyncConnection, url_and_key
 from scorepool.sdk.embedding_jobs import EmbedInput, embed_requests
 from scorepool.sdk.errors import ERRORS, ScorepoolError
@@ -233,6 +241,15 @@ class Client(Models, Batches, Webhooks):
         Raises JobFailed, ScorepoolError, Unreachable, MixedResults; TypeError, ValueError for items that are none.
         """
         return self._run_all(score_requests(model, items, options))
+
+    def compare(self, model: str, base: str, items: Iterable[Item], **options: Unpack[CompareOptions]) -> wire.Result:
+        """Compare a model with its base on (prompt, completion) pairs, or completions of one `prompt`.
+
+        Any number of items is divided into jobs, and their results are joined: `comparison` of the result says how far
+        the models are apart, `sequences` what `model` finds. Options are fields of `Compare`. Raises JobFailed,
+        ScorepoolError, Unreachable, MixedResults; TypeError, ValueError for items that are none.
+        """
+        return self._run_all(compare_requests(model, base, items, options))
 
     def classify(self, model: str, items: Iterable[ClassifyInput], **options: Unpack[ClassifyOptions]) -> wire.Result:
         """Classify texts, token ids or chats, and wait for the result. Options are the fields of `Classify`.

@@ -1,4 +1,4 @@
-"""Divide the items of `score` and `classify` into jobs, and join their results. Pure."""
+"""Divide the items of `score` and `classify` into jobs, and join results. Pure."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ from scorepool.sdk.errors import JobFailed, MixedResults, ScorepoolError
 T = TypeVar("T")
 Pair = tuple[str, str] | tuple[list[int], list[int]]  # a prompt and a completion, both text or both token ids
 Item = Pair | str | list[int]
-ItemsRequest = wire.Score | wire.Classify | wire.Embed
+ItemsRequest = wire.Score | wire.Classify | wire.Embed  # a compare job is a score job too
 # What to classify: a text, token ids, or a chat, whose messages may be dicts.
 ClassifyInput = str | list[int] | list[wire.Message] | list[dict[str, Any]]
 ITEMS_PER_JOB = 256  # large enough that jobs cost little, small enough that several workers share the items
@@ -140,13 +140,15 @@ def join(
         results = [wire.map_failures(result, partial(name_failure, index)) for index, result in enumerate(results)]
     first = results[0]
     for job, other in zip(jobs, results, strict=True):
-        if differences := wire.stamp_differences(first.stamp, other.stamp):
+        if differences := _differences(first, other):
             raise MixedResults(
                 f"the results of one call at {url} have different stamps, those of job {jobs[0].id} and job {job.id}: "
                 f"{'; '.join(differences)}; call again, or submit jobs of your own and compare their stamps"
             )
+    comparisons = [result.comparison for result in results if result.comparison]
     return wire.Result(
         sequences=[sequence for result in results for sequence in result.sequences],
+        comparison=wire.join_comparisons(comparisons) if comparisons else None,
         labels=first.labels,
         classifications=[one for result in results for one in result.classifications],
         embeddings=[one for result in results for one in result.embeddings],
@@ -162,3 +164,11 @@ def join(
         ),
         stamp=wire.join_stamps([result.stamp for result in results]),
     )
+
+
+def _differences(first: wire.Result, other: wire.Result) -> list[str]:
+    """Return how the stamps of two results differ, and of compare jobs those of their bases."""
+    differences = wire.stamp_differences(first.stamp, other.stamp)
+    if first.comparison and other.comparison:
+        differences += wire.stamp_differences(first.comparison.base, other.comparison.base)
+    return differences

@@ -1,7 +1,10 @@
 """Compare jobs through the real stack: a model of 4 bits with the one that it was made from, against torch."""
 
+import asyncio
 import json
+import os
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +14,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.convert import convert
+from redis import Redis
 
-from scorepool import Client, JobFailed, ScorepoolError, wire
+from scorepool import AsyncClient, Client, JobFailed, ScorepoolError, wire
 from scorepool.engine.model.dequantize import dequantized_weights
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
 from tests.engine.oracle import Oracle
 from tests.tiny_models import ORACLE_FOLDER, VOCAB_SIZE, TinyModels
+from tests.worker.conftest import until
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 ROWS = [[(7 * row + 3 * place) % (VOCAB_SIZE - 5) + 3 for place in range(12 + 5 * row)] for row in range(4)]
@@ -88,7 +93,33 @@ def compare(client: Client, **options: Any) -> wire.Result:
 
 
 def test_4_bits_against_float32_equal_torch_on_the_whole_vocabulary(client: Client, expected: dict[str, Any]):
-    result = compare(client, top_logprobs=-1)
+    check(compare(client, top_logprobs=-1), expected)
+
+
+def test_the_sdk_divides_items_into_jobs_and_joins_what_they_find(
+    stack: Stack, client: Client, expected: dict[str, Any]
+):
+    items = [(row[:4], row[4:]) for row in ROWS]
+    before = {job.id for job in client.jobs(kind="compare").jobs}
+    check(client.compare("4bit", "base", items, top_logprobs=-1), expected)
+    assert len({job.id for job in client.jobs(kind="compare").jobs} - before) == len(ROWS)
+
+    async def compare_again() -> wire.Result:
+        async with AsyncClient(stack.url) as other:
+            return await other.compare("4bit", "base", items)
+
+    found = asyncio.run(compare_again()).comparison
+    assert found is not None
+    assert (found.num_tokens, found.is_exact) == (len(expected["klds"]), False)
+    assert found.kld_lower.mean - 1e-4 <= expected["mean"] <= found.kld_upper.mean + 1e-4
+    with pytest.raises(ValueError, match="`items` is empty"):
+        client.compare("4bit", "base", [])
+    with pytest.raises(ScorepoolError, match=r"items\[4\]: expected at most 512 token ids"):
+        client.compare("4bit", "base", [*items, ([5] * 600, [6])], top_logprobs=-1)
+
+
+def check(result: wire.Result, expected: dict[str, Any]) -> None:
+    """Compare an exact comparison of ROWS with torch's."""
     found = result.comparison
     assert found is not None
     assert found.is_exact
@@ -203,3 +234,36 @@ def test_a_job_that_waits_for_its_base_can_be_canceled(client: Client):
     with pytest.raises(JobFailed, match="canceled"):
         job.result(60)
     client.cancel(wire.base_job_id(job.id))
+
+
+@pytest.mark.parametrize("victim", ["4bit", pytest.param("base", marks=pytest.mark.soak)])
+def test_a_kill_of_either_worker_in_the_middle_gives_the_whole_result_once(stack: Stack, client: Client, victim: str):
+    rows = [[(row + 3 * place) % (VOCAB_SIZE - 5) + 3 for place in range(40)] for row in range(200)]
+    request = wire.Compare(
+        model="4bit",
+        base="base",
+        items=[wire.ScoreItem(prompt=row[:4], completion=row[4:]) for row in rows],
+        top_logprobs=64,
+        cache=False,
+    )
+    with Redis.from_url(stack.redis_url) as redis:
+        before = int(redis.hget("scorepool:outcomes", "result") or 0)
+        job = client.submit(request)
+        victims_job = job.id if victim == "4bit" else wire.base_job_id(job.id)
+        until(lambda: redis.zcard(f"rq:wip:{victim}"), 60)
+        until(lambda: client.job(victims_job).status == "started", 60)
+        os.kill(stack.pid(f"worker {victim}"), signal.SIGKILL)
+        assert not redis.exists(f"scorepool:outcome:{victims_job}")
+        until(lambda: (stack.restart_dead(), client.job(job.id).status == "finished")[1], 120)
+        found = job.result(60)
+        assert int(redis.hget("scorepool:outcomes", "result") or 0) == before + 2
+    expected = client.submit(request).result(60)
+    one, other = found.comparison, expected.comparison
+    assert one is not None
+    assert other is not None
+    assert one.num_tokens == other.num_tokens == 36 * 200
+    for name in ("mean", "median", "p99", "max"):
+        assert getattr(one.kld_lower, name) == pytest.approx(getattr(other.kld_lower, name), abs=1e-4)
+    for mine, theirs in zip(found.sequences, expected.sequences, strict=True):
+        assert mine.token_ids == theirs.token_ids
+        assert list(mine.logprobs or ()) == pytest.approx(list(theirs.logprobs or ()), abs=1e-4)

@@ -4,14 +4,23 @@ from typing import get_type_hints
 
 import pytest
 
-from scorepool import Classify, Embed, Generate, Score, Tokenize
-from scorepool.options import ClassifyOptions, EmbedOptions, GenerateOptions, ScoreOptions, TokenizeOptions
+from scorepool import Classify, Compare, Embed, Generate, Score, Tokenize
+from scorepool.options import (
+    ClassifyOptions,
+    CompareOptions,
+    EmbedOptions,
+    GenerateOptions,
+    ScoreOptions,
+    TokenizeOptions,
+)
+from scorepool.wire.request import NOT_COMPARED
 
 
 @pytest.mark.parametrize(
     ("options", "request_type", "positional"),
     [
         (ScoreOptions, Score, {"model", "items"}),
+        (CompareOptions, Compare, {"model", "base", "items", *NOT_COMPARED}),
         (GenerateOptions, Generate, {"model", "prompt"}),
         (ClassifyOptions, Classify, {"model", "items"}),
         (EmbedOptions, Embed, {"model", "items"}),

@@ -145,8 +145,8 @@ def compare_models(
         num_tokens=len(tokens),
         num_top=num_top,
         is_exact=is_exact,
-        kld_lower=divergence([token.kld_lower for token in tokens]),
-        kld_upper=divergence([token.kld_upper for token in tokens]),
+        kld_lower=wire.divergence([token.kld_lower for token in tokens]),
+        kld_upper=wire.divergence([token.kld_upper for token in tokens]),
         same_top_p=sum(token.same_top for token in tokens) / len(tokens),
         mean_delta_p=fsum(token.delta_p for token in tokens) / len(tokens),
         rms_delta_p=sqrt(fsum(token.delta_p**2 for token in tokens) / len(tokens)),
@@ -180,24 +180,6 @@ def kld_bounds(log_p: Items[float], log_q: Items[float], log_q_min: float, is_ex
         return head, head
     rest_q = max(LEAST_MASS, 1.0 - fsum(map(exp, log_q)))
     return head + rest_p * log(rest_p / rest_q), head + rest_p * max(0.0, log_p[-1] - log_q_min)
-
-
-def divergence(values: Items[float]) -> wire.Divergence:
-    """Summarise the divergences of tokens. Quantiles are interpolated between neighbours."""
-    ordered = sorted(values)
-    return wire.Divergence(
-        mean=fsum(ordered) / len(ordered),
-        median=_quantile(ordered, 0.5),
-        p99=_quantile(ordered, 0.99),
-        max=ordered[-1],
-    )
-
-
-def _quantile(ordered: Items[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def _clamped(values: Items[float | None]) -> list[float]:

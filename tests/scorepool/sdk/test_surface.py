@@ -70,6 +70,7 @@ GIVEN: dict[str, Any] = {
     "timeout_s": 0.0,
     "max_in_flight": 1,
     "model": "demo",
+    "base": "demo",
     "name": "org/demo",
     "items": [("a", "b")],
     "classify.items": ["a"],

@@ -40,6 +40,7 @@ class JobField:
     CANCEL_REQUESTED = "cancel_requested"  # "1": its owner canceled it while it ran
     CRASHES = "crashes"  # deaths of workers that ran this job alone
     MAX_CONCURRENCY = "company"  # jobs in flight beside which it may run, itself included: it may kill its worker
+    CHECKPOINT = "checkpoint"  # how many of its rows are finished and kept, while it runs
     NUM_ENDS = "ends"  # how many times it has ended, if it has webhooks
     DELIVERIES = "deliveries"  # ids of the deliveries that report its end, space-separated
     # ours, of a delivery (lua/outbox.lua)

@@ -74,6 +74,8 @@ class Keys:
     result_cache_uses = f"{PREFIX}:cache:uses"  # zset: the digests by the time (unix, s) of their last use; expires
     result_cache_counts = f"{PREFIX}:cache:counts"  # hash: hits, misses, shared, evictions, refused; expires
 
+    checkpoint_counts = f"{PREFIX}:checkpoints"  # hash: rows that were saved, restored, dropped; expires
+
     history = f"{PREFIX}:history"  # list: the points of the last hour, see api/metrics/history.py; expires
 
     @staticmethod
@@ -160,6 +162,11 @@ class Keys:
     def outcome(job_id: str) -> str:
         """string: the job's wire.Outcome."""
         return f"{PREFIX}:outcome:{job_id}"
+
+    @staticmethod
+    def checkpoint(job_id: str) -> str:
+        """hash: finished rows of a job that runs, in chunks by number, see lua/save_checkpoint.lua; expires."""
+        return f"{PREFIX}:checkpoint:{job_id}"
 
     @staticmethod
     def outcome_upload(lease_key: str) -> str:
@@ -380,6 +387,8 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "RESPONSE_": Keys.response(""),
     "OUTCOME_": Keys.outcome(""),
     "OUTCOME_UPLOAD_": Keys.outcome_upload(""),
+    "CHECKPOINT_": Keys.checkpoint(""),
+    "CHECKPOINT_COUNTS": Keys.checkpoint_counts,
     "DELIVERY_ID_": Keys.delivery(""),
     "ENDPOINTS_OF_": Keys.endpoints_of(""),
     "FILE_": Keys.file(""),

@@ -159,6 +159,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     )
     result_cache_ttl_s: Count = 86_400  # after its last use, an entry of the result cache is dropped
 
+    checkpoint_s: Annotated[float, Meta(ge=0, le=YEAR_S)] = (
+        2.0  # a job that runs for longer keeps its finished rows in Redis, so often; 0: none does
+    )
+    checkpoint_bytes: Annotated[int, Meta(ge=0, le=2**48)] = 2**24  # of the rows that one running job keeps
+
     # worker
     model: str = ""  # NAME[,ALIAS...]=FOLDER_OR_HUB_ID
     adapters: str = ""  # NAME[@MODEL]=FOLDER[;NAME=...]: LoRA adapters to load

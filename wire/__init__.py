@@ -10,6 +10,7 @@
     comparison.py     two computations of one sequence   crosscheck.py     messages between workers that compare
     progress.py       how far running jobs are           model_comparison.py  how far two models are apart
     cached.py         entries of the result cache        adapter.py        adapters that come and go
+    checkpoint.py     finished rows of running jobs
 
 To add a kind of job, change these places: a Struct in `request.py` and its names in `Request` and `Kind`; the limits
 in `api/admission.py`; the translation in `worker/inference/translate.py` and `worker/inference/result.py`; the names
@@ -29,6 +30,7 @@ from scorepool.wire.batch import (
     RequestCounts,
 )
 from scorepool.wire.cached import CachedSequence
+from scorepool.wire.checkpoint import CheckpointRow
 from scorepool.wire.codec import (
     Format,
     Invalid,
@@ -168,6 +170,7 @@ __all__ = [
     "BatchUsage",
     "CachedSequence",
     "Channel",
+    "CheckpointRow",
     "Classification",
     "Classifier",
     "Classify",

@@ -116,6 +116,12 @@ class SnapshotCollector(Collector):
             "from",
             self.snapshot.prefix_tokens,
         )
+        yield _counter(
+            "checkpoint_rows",
+            "Finished rows of running jobs: saved in Redis, restored after a death, dropped because the model changed.",
+            "event",
+            self.snapshot.checkpoint_rows,
+        )
         yield from _cache_metrics(self.snapshot.result_cache)
 
 

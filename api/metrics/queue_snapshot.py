@@ -19,6 +19,7 @@ COUNT_AT_ONCE = 200  # unserved queues in one script, which takes Redis about a 
 MAX_UNSERVED = 5000  # unserved queues whose jobs are counted; the settings allow fewer
 REGISTRIES = {"started": "wip", "finished": "finished", "failed": "failed", "canceled": "canceled"}
 DELIVERY_STATES = {"started": "wip", "waiting": "scheduled", "delivered": "finished", "failed": "failed"}
+CHECKPOINT_ROWS = ("saved", "restored", "dropped")
 PREFIX_SOURCES = ("cache", "computed")
 CROSSCHECK_OUTCOMES = ("agreed", "differed", "stopped")
 OUTCOMES = ("result", *get_args(wire.FailureCode))
@@ -77,6 +78,7 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
     outcomes: dict[str, int]  # jobs that ended, by `result` or the failure's code
     prefix_tokens: dict[str, int] = {}  # given tokens, by whether a shared prefix had them or they were computed
     result_cache: ResultCacheState = ResultCacheState()
+    checkpoint_rows: dict[str, int] = {}  # finished rows of running jobs, by what became of them
     latency_ms: int = 0  # from submission to result, the sum of all that have one
 
     @property
@@ -109,6 +111,7 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
         counts: Any = await redis.hgetall(store.Keys.outcome_counts)
         checks: Any = await redis.hgetall(store.Keys.crosscheck_counts)
         prefixes: Any = await redis.hgetall(store.Keys.prefix_tokens)
+        checkpoints: Any = await redis.hgetall(store.Keys.checkpoint_counts)
         jobs_unserved, oldest_unserved_s = await _read_unserved(redis, queues, now)
         return cls(
             jobs=await _read_jobs(redis, queues) | jobs_unserved,
@@ -123,6 +126,7 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
             outcomes={code: decode.number(counts.get(code.encode())) for code in OUTCOMES},
             prefix_tokens={each: decode.number(prefixes.get(each.encode())) for each in PREFIX_SOURCES},
             result_cache=await ResultCacheState.read(redis),
+            checkpoint_rows={each: decode.number(checkpoints.get(each.encode())) for each in CHECKPOINT_ROWS},
             latency_ms=decode.number(counts.get(store.LATENCY_MS.encode())),
         )
 

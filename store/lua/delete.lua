@@ -42,7 +42,7 @@ for delivery in string.gmatch(known[3] or '', '[^ ]+') do
   remove_size(owner, delivery)
   try('zset', 'ZREM', DELIVERIES_OF_ .. owner, delivery)
 end
-redis.call('DEL', REQUEST_ .. id, RESPONSE_ .. id, OUTCOME_ .. id)
+redis.call('DEL', REQUEST_ .. id, RESPONSE_ .. id, OUTCOME_ .. id, CHECKPOINT_ .. id)
 remove_size(owner, id)
 try('zset', 'ZREM', JOBS_OF_ .. owner, id)
 if try('set', 'SISMEMBER', UNSERVED_OF_ .. owner, known[5] or '') == 1 then check_unserved(owner, known[5], now_s) end

@@ -21,7 +21,8 @@ local function record_outcome(id, body, ttl_s, keep_request)
   end
   try('stream', 'XADD', DONE, 'MAXLEN', '~', 10000, '*', 'id', id)
   local code = 'result'
-  local status, owner, created = unpack(redis.call('HMGET', job, F_STATUS, F_OWNER, F_CREATED), 1, 3)
+  local status, owner, created, checkpoint = unpack(redis.call('HMGET', job, F_STATUS, F_OWNER, F_CREATED, F_CHECKPOINT), 1, 4)
+  if checkpoint then redis.call('DEL', CHECKPOINT_ .. id) end
   if status ~= 'finished' then
     local is_read, failure = pcall(cmsgpack.unpack, body)
     code = is_read and type(failure) == 'table' and failure.code or 'internal'
@@ -31,7 +32,7 @@ local function record_outcome(id, body, ttl_s, keep_request)
     local latency_s = math.max(0, now - (tonumber(created or '') or now))
     try('hash', 'HINCRBY', OUTCOME_COUNTS, LATENCY_MS, math.floor(1000 * latency_s))
   end
-  redis.call('HDEL', job, F_CANCEL_REQUESTED, F_CRASHES, F_MAX_CONCURRENCY)
+  redis.call('HDEL', job, F_CANCEL_REQUESTED, F_CRASHES, F_MAX_CONCURRENCY, F_CHECKPOINT)
   local request_bytes = try('string', 'STRLEN', request) or 0
   if not keep_request and (status ~= 'finished' or request_bytes > SMALL_REQUEST_BYTES) then
     redis.call('DEL', request)

@@ -25,6 +25,7 @@ from scorepool.worker.engine_settings import engine_settings
 from scorepool.worker.inference.adapter_follower import AdapterFollower
 from scorepool.worker.inference.budget import EVERY_S as BUDGET_EVERY_S
 from scorepool.worker.inference.budget import Budget
+from scorepool.worker.inference.checkpoints.checkpoint_store import CheckpointStore
 from scorepool.worker.inference.configured_adapters import (
     check_models_of_adapters,
     configured_adapters,
@@ -62,6 +63,7 @@ class BatchWorker(Worker):
         super().__init__(*args, **kwargs)
         self.models: list[HostedModel] = []
         self.budget: Budget | None = None
+        self.checkpoints: CheckpointStore | None = None  # of all models
 
     def open(self) -> None:
         configured = configured_models(self.settings, self.queue_names())
@@ -76,6 +78,10 @@ class BatchWorker(Worker):
         ]
         self.queue_groups = QueueGroups(groups)
         publisher = TokenPublisher(self.connection)
+        if self.settings.checkpoint_s:
+            self.checkpoints = CheckpointStore(
+                self.connection, self.settings.checkpoint_s, self.settings.checkpoint_bytes
+            )
         for hosted, one in zip(self.models, configured, strict=True):
             self.host(hosted, one, publisher)
         for hosted, store, weights_source in zip(self.models, stores, sources, strict=True):
@@ -98,7 +104,7 @@ class BatchWorker(Worker):
         if self.settings.crosscheck:
             hosted.crosschecker = self.start_crosschecks(engine, name, registration)
         hosted.inference = InferenceRunner(
-            engine, name, publisher, hosted.crosschecker, self.open_cache(engine), self.connection
+            engine, name, publisher, hosted.crosschecker, self.open_cache(engine), self.connection, self.checkpoints
         )
         hosted.adapters = AdapterFollower(
             engine, self.connection, name, self.name, partial(self.show_now, registration)
@@ -261,6 +267,8 @@ class BatchWorker(Worker):
     def close(self) -> None:
         for hosted in self.models:
             hosted.close()
+        if self.checkpoints is not None:
+            self.checkpoints.close()
 
     def watched_operations(self) -> WatchedOperations:
         steps = [hosted.engine.step_started_at for hosted in self.models]

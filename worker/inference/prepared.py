@@ -28,7 +28,13 @@ class PreparedSequence:
     recomputed: Sequence | None = None  # the generated tokens, to be scored again
     num_truncated: int = 0  # tokens that were cut
     cached: bool = False  # its values were not computed for this job
+    is_restored: bool = False  # an earlier run of the job has computed it
     failure: wire.Failure | None = None  # of an item that is reported beside the others; then `sequence` is not run
+
+    @property
+    def is_to_run(self) -> bool:
+        """True if the engine must compute it."""
+        return self.failure is None and not self.is_restored
 
     def with_error(self, index: int, error: EngineError) -> "PreparedSequence":
         """Return item number `index`, which the engine refused or could not continue, with its failure."""

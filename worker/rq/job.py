@@ -62,6 +62,7 @@ class Job(rq.job.Job):
     expires_at: float | None = None  # unix, s
     leased_at = 0.0  # unix, s, by Redis's clock, like `expires_at`
     claimed_at = 0.0  # clock_s() at that time
+    lease_key = ""  # the name of its lease
     parse_error: Exception | None = None
     fields: Mapping[str, bytes] = MappingProxyType({})  # all fields of its hash, as they were read
     extra_fields: Mapping[str, str] = MappingProxyType({})  # fields that are written with its end, set by its function
@@ -89,7 +90,7 @@ class Job(rq.job.Job):
             job.data = claimed.fields[JobField.DATA.encode()]
             job.has_outcome = JobField.KIND.encode() in claimed.fields
             job.parse_error = error
-        job.request = claimed.request
+        job.request, job.lease_key = claimed.request, claimed.lease_key
         job.leased_at, job.claimed_at = claimed.leased_at, clock_s()
         job.callbacks = callbacks
         job.origin = claimed.queue.name

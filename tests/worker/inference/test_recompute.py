@@ -8,11 +8,11 @@ from redis import Redis
 
 from scorepool import wire
 from scorepool.engine import Engine, EngineSettings
+from scorepool.worker.inference.inference_run import InferenceRun
 from scorepool.worker.inference.owner_turns import OwnerThread
 from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.provenance import provenance_of
 from scorepool.worker.inference.result import to_result
-from scorepool.worker.inference.run_inference import InferenceRun
 from scorepool.worker.inference.token_publisher import TokenPublisher
 from scorepool.worker.rq.job import Job
 

@@ -13,7 +13,7 @@ from redis import Redis
 from scorepool import wire
 from scorepool.engine import Sequence, TokenColumns
 from scorepool.engine.errors import EngineDeadError
-from scorepool.worker.inference import run_inference
+from scorepool.worker.inference import inference_run, run_inference
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.run_inference import InferenceRunner
 from scorepool.worker.inference.token_publisher import TokenPublisher
@@ -201,7 +201,7 @@ def test_a_large_result_is_built_on_its_own_thread_and_holds_up_no_small_one(
         return to_result(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(run_inference, "to_result", slow_to_result)
-    monkeypatch.setattr(run_inference, "LARGE_RESULT", 1000)
+    monkeypatch.setattr(inference_run, "LARGE_RESULT", 1000)
     large, small = send(runner, "x" * 999), send(runner, "x" * 998)  # and BOS
     wait_for_tokenizer(runner)
     for added in engine.added:
@@ -219,7 +219,7 @@ def test_a_large_result_is_built_on_its_own_thread_and_holds_up_no_small_one(
 def test_a_large_result_that_cannot_be_built_fails_its_job(
     runner: InferenceRunner, engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(run_inference, "LARGE_RESULT", 1)
+    monkeypatch.setattr(inference_run, "LARGE_RESULT", 1)
     pending = send(runner, "x")
     wait_for_tokenizer(runner)
     engine.sequences[0].columns.logprobs = [-0.5]

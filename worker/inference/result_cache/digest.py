@@ -72,11 +72,16 @@ def digests(
             continue
         one = common.copy()
         sampling = None if sequence.sampling is None else _sampling(sequence.sampling)
-        one.update(_encode((_options(sequence), sampling, len(sequence.token_ids))))
-        one.update(pack_ints(sequence.token_ids))
-        for part in _targets(sequence.targets):
-            one.update(part)
+        update_digest(one, sequence, sampling)
         yield one.digest()
+
+
+def update_digest(digest: "hashlib.blake2b", sequence: Sequence, sampling: object) -> None:
+    """Digest what is asked of a sequence; `sampling` is what of its parameters counts."""
+    digest.update(_encode((_options(sequence), sampling, sequence.num_input_tokens)))
+    digest.update(pack_ints(sequence.token_ids[: sequence.num_input_tokens]))
+    for part in _targets(sequence.targets):
+        digest.update(part)
 
 
 def _targets(targets: Targets | None) -> Iterator[bytes | bytearray]:

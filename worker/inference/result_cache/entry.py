@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import fields
 from math import isnan
+from typing import Any
 
 from scorepool.engine import ModelInfo, Sequence, TokenColumns
 from scorepool.wire import CachedSequence, Floats
@@ -15,22 +16,26 @@ INPUTS = tuple(each.name for each in fields(Sequence) if each.init and each.name
 
 
 def to_entry(digest: bytes, sequence: Sequence) -> CachedSequence:
+    return CachedSequence(digest=digest, **entry_fields(sequence))
+
+
+def entry_fields(sequence: Sequence) -> dict[str, Any]:
+    """Return the fields of an entry but its digest."""
     columns = sequence.columns
-    return CachedSequence(
-        digest=digest,
-        generated_ids=sequence.token_ids[sequence.num_input_tokens :],
-        text=sequence.text_bytes,
-        finish_reason=sequence.finish_reason,
-        stop_reason=sequence.stop_reason,
-        logprobs=Floats(columns.logprobs),
-        top_ids=[list(ids) for ids in columns.top_ids],
-        top_logprobs=[Floats(values) for values in columns.top_logprobs],
-        target_logprobs=[Floats(values) for values in columns.target_logprobs],
-        ranks=columns.ranks,
-        entropies=Floats(columns.entropies) if columns.entropies else None,
-        min_logprobs=Floats(columns.min_logprobs) if columns.min_logprobs else None,
-        sampled_logprobs=Floats(columns.sampled_logprobs) if columns.sampled_logprobs else None,
-    )
+    return {
+        "generated_ids": sequence.token_ids[sequence.num_input_tokens :],
+        "text": sequence.text_bytes,
+        "finish_reason": sequence.finish_reason,
+        "stop_reason": sequence.stop_reason,
+        "logprobs": Floats(columns.logprobs),
+        "top_ids": [list(ids) for ids in columns.top_ids],
+        "top_logprobs": [Floats(values) for values in columns.top_logprobs],
+        "target_logprobs": [Floats(values) for values in columns.target_logprobs],
+        "ranks": columns.ranks,
+        "entropies": Floats(columns.entropies) if columns.entropies else None,
+        "min_logprobs": Floats(columns.min_logprobs) if columns.min_logprobs else None,
+        "sampled_logprobs": Floats(columns.sampled_logprobs) if columns.sampled_logprobs else None,
+    }
 
 
 def fill_from_entry(sequence: Sequence, entry: CachedSequence, info: ModelInfo) -> None:
@@ -69,10 +74,11 @@ def fill_from_entry(sequence: Sequence, entry: CachedSequence, info: ModelInfo) 
 
 def fill_from_sequence(sequence: Sequence, computed: Sequence) -> None:
     """Give the values of a sequence that is done to one that asks for the same. They share them: nobody writes them."""
+    sequence.model_info = computed.model_info  # first: who sees that the sequence is done reads what computed it
     sequence.token_ids = computed.token_ids
     sequence.columns = computed.columns
-    sequence.text_bytes, sequence.finish_reason = computed.text_bytes, computed.finish_reason
-    sequence.stop_reason, sequence.model_info = computed.stop_reason, computed.model_info
+    sequence.text_bytes, sequence.stop_reason = computed.text_bytes, computed.stop_reason
+    sequence.finish_reason = computed.finish_reason
     sequence.error = computed.error
 
 

@@ -227,7 +227,7 @@ class ResultCache:
                 return
             group.is_over = True
         first = next((one.model_info for one in group.sequences if one.error is None), None)
-        if first is None or all(_are_alike(one.model_info, first) for one in group.sequences if one.error is None):
+        if first is None or all(are_alike(one.model_info, first) for one in group.sequences if one.error is None):
             _end(group.future, lambda: group.future.set_result(group.sequences))
             return
         again = [copy_unbegun(sequence) for sequence in group.sequences]
@@ -288,7 +288,7 @@ class ResultCache:
         return heirs
 
 
-def _are_alike(one: ModelInfo | None, other: ModelInfo) -> bool:
+def are_alike(one: ModelInfo | None, other: ModelInfo) -> bool:
     """True if values of both may stand in one result: of the same version of the same weights."""
     if one is other or one is None:
         return one is other

@@ -62,6 +62,9 @@ class GenerateOptions(JobOptions, SamplingOptions, total=False):
     skip_special_tokens: bool | None
     n: int
     json_schema: dict[str, Any] | None
+    regex: str | None
+    choice: list[str] | None
+    grammar: str | None
     add_bos: bool
     prompt_logprobs: bool
     logprobs: bool

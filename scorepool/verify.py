@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from scorepool import wire
 from scorepool.sdk import Client, InvalidUrl, JobFailed, NotScorepool, ScorepoolError, Unreachable
 from scorepool.wire import Floats, ScoredSequence
+from scorepool.wire.request import FORMS
 
 Recompute = Callable[[wire.Score], wire.Result]
 EXIT_STATUS = {"equal": 0, "within": 0, "different": 1, "unknown": 2}
@@ -26,7 +27,7 @@ RETRY_S = 10.0  # a command's user waits
 # Fields of a generate job that change the distribution it samples from, beside the temperature.
 CHANGE_THE_DISTRIBUTION = (
     *("top_p", "top_k", "min_p", "min_tokens", "logit_bias", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "allowed_token_ids", "bad_words", "json_schema", "tools"),
+    *("repetition_penalty", "allowed_token_ids", "bad_words", *FORMS, "tools"),
 )
 T = TypeVar("T")
 

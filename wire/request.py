@@ -106,6 +106,29 @@ CacheSalt = Annotated[
     Annotated[str, Meta(min_length=1, max_length=256)] | None,
     Meta(description="Only jobs with the same salt get each other's cached results."),
 ]
+# What the whole content of an answer must be. Of `json_schema` and these a generation has one at most.
+Regex = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=16_384,
+        description="Generate only content that this regular expression matches as a whole, after any reasoning.",
+    ),
+]
+Choice = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=16_384)]],
+    Meta(min_length=1, max_length=1024, description="Generate one of these texts only, after any reasoning."),
+]
+Grammar = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=262_144,
+        description="Generate only content that this grammar derives, after any reasoning. In GBNF, with a rule "
+        "`root`, or in llguidance's dialect of Lark, with a rule `start`.",
+    ),
+]
+FORMS = ("json_schema", "regex", "choice", "grammar")
 TemplateKwargs = Annotated[
     dict[
         Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$(?!\n)")],
@@ -490,6 +513,9 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
             "the unconstrained distribution."
         ),
     ] = None
+    regex: Regex | None = None
+    choice: Choice | None = None
+    grammar: Grammar | None = None
     add_bos: Annotated[bool, Meta(description="Begin a text prompt with BOS if the model uses it.")] = True
     prompt_logprobs: Annotated[
         bool,
@@ -557,8 +583,11 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
             raise ValueError(f"`targets` of a `stream` can be at most {MAX_SHOWN_TARGETS}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError("`min_tokens` must be at most `max_tokens`")
-        if self.json_schema is not None and (self.ignore_eos or self.min_tokens):
-            raise ValueError("`json_schema` decides where the text ends: it excludes `ignore_eos` and `min_tokens`")
+        forms = [name for name in FORMS if getattr(self, name) is not None]
+        if len(forms) > 1:
+            raise ValueError(f"`{forms[1]}` is given beside `{forms[0]}`; expected one of them")
+        if forms and (self.ignore_eos or self.min_tokens):
+            raise ValueError(f"`{forms[0]}` decides where the text ends: it excludes `ignore_eos` and `min_tokens`")
         if self.max_tokens == 0 and not self.prompt_logprobs:
             raise ValueError("`max_tokens` 0 generates nothing: set `prompt_logprobs` to true, or ask for more tokens")
 
@@ -567,7 +596,8 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         """True if tokens may be sampled from another distribution than the model's at the temperature."""
         filters = (self.top_p != 1, self.top_k, self.min_p, self.logit_bias, self.min_tokens)
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty != 1)
-        grammars = (self.json_schema is not None, self.tools and self.tool_choice != "none")
+        forms = (getattr(self, name) is not None for name in FORMS)
+        grammars = (*forms, self.tools and self.tool_choice != "none")
         exclusions = (self.allowed_token_ids is not None, self.bad_words)
         return any((*filters, *penalties, *grammars, *exclusions))
 
@@ -585,7 +615,7 @@ def mode_conflict(request: Generate) -> tuple[str, str] | None:
         return "recompute", (
             "with `logprobs_mode` processed_logprobs it scores at the temperature alone: it goes with none of "
             "`top_p` and other filters, penalties, `min_tokens`, `allowed_token_ids`, `bad_words`, `json_schema` and "
-            "`tools`"
+            "other forms, and `tools`"
         )
     return None
 

@@ -6,7 +6,8 @@ from scorepool import wire
 from scorepool.engine import ChatCodec
 from scorepool.engine.errors import InvalidRequest
 from scorepool.engine.sequence import Constraint
-from scorepool.engine.text.chat.grammar import Function, StructuredOutputSpec
+from scorepool.engine.text.chat.grammar import ABOUT_PARAMETERS, Function, StructuredOutputSpec
+from scorepool.wire.request import FORMS
 from scorepool.worker.inference.chat_answer import ChatPrompt
 from scorepool.worker.rq.errors import JobError
 
@@ -33,6 +34,9 @@ def constraints_of(
         raise _invalid(reason, field)
     spec = StructuredOutputSpec(
         json_schema=request.json_schema,
+        regex=request.regex,
+        choice=request.choice,
+        grammar=request.grammar,
         functions=[_function(tool) for tool in tools],
         must_call=request.tool_choice == "required",
         parallel_calls=request.parallel_tool_calls,
@@ -45,7 +49,9 @@ def constraints_of(
 
 def invalid_grammar(request: wire.Generate, error: InvalidRequest) -> JobError:
     """Return the error of a job whose schema or tools cannot be followed."""
-    return _invalid(error.message, "tools" if callable_tools(request) else "json_schema")
+    form = next((form for form in FORMS if getattr(request, form) is not None), None)
+    is_of_tools = form is None or error.message.startswith(ABOUT_PARAMETERS)
+    return _invalid(error.message, "tools" if is_of_tools else form or "")
 
 
 def callable_tools(request: wire.Generate) -> list[wire.Tool]:
@@ -67,7 +73,7 @@ def _constraining_field(request: wire.Generate) -> str | None:
         "allowed_tools": bool(tools and request.allowed_tools),
         "parallel_tool_calls": bool(tools and not request.parallel_tool_calls),
         "tools": any(tool.strict for tool in tools),
-        "json_schema": request.json_schema is not None,
+        **{form: getattr(request, form) is not None for form in FORMS},
     }
     return next((field for field, does in constrains.items() if does), None)
 

@@ -6,15 +6,15 @@ from msgspec import Meta
 
 from scorepool import wire
 from scorepool.api.dialects.fields import map_field
+from scorepool.api.dialects.forms import form_names
+from scorepool.api.dialects.openai.form_request import FormRequest
 from scorepool.api.dialects.openai.messages import ChatMessage, ChatTool
 from scorepool.api.dialects.openai.prompt_logprobs import most_top
-from scorepool.api.dialects.openai.sampling import NoEffect, SamplingRequest, sampling_fields
+from scorepool.api.dialects.openai.sampling import NoEffect, sampling_fields
 from scorepool.api.dialects.openai.structured_outputs import (
     NamedToolChoice,
-    ResponseFormat,
     ToolChoice,
     allowed_tool_names,
-    json_schema_of,
     tool_choice_mode,
 )
 from scorepool.api.dialects.unsupported import check_supported
@@ -22,14 +22,11 @@ from scorepool.wire.batch import Metadata
 from scorepool.wire.request import MAX_NUM_TOKENS, TemplateKwargs, TopLogprobs, check_num_calls
 
 MaxTokens = Annotated[int, Meta(ge=1, le=MAX_NUM_TOKENS)]
-field_name = map_field(
-    {
-        "json_schema": "response_format",
-        "chat_template_kwargs.reasoning_effort": "reasoning_effort",
-        "allowed_tools": "tool_choice",
-        "targets": "logprob_token_ids",
-    }
-)
+_NAMES = {
+    "chat_template_kwargs.reasoning_effort": "reasoning_effort",
+    "allowed_tools": "tool_choice",
+    "targets": "logprob_token_ids",
+}
 # The one value that is supported, by field.
 _SUPPORTED = {
     "store": False,
@@ -40,7 +37,7 @@ _SUPPORTED = {
 }
 
 
-class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
+class ChatRequest(FormRequest, frozen=True, kw_only=True):
     """Answer a chat. A field that is null has its default."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1024)]
@@ -49,7 +46,6 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     prompt_logprobs: TopLogprobs | None = None
-    response_format: ResponseFormat | None = None
     tools: Annotated[list[ChatTool], Meta(max_length=128)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: Annotated[bool | None, Meta(description="false: an answer holds at most one call.")] = None
@@ -91,8 +87,6 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
             raise ValueError("`reasoning_effort` is in `chat_template_kwargs` too: give one of them")
         if self.max_new_tokens is not None and (self.min_tokens or 0) > self.max_new_tokens:
             raise ValueError(f"`min_tokens` must be at most `max_completion_tokens`, {self.max_new_tokens}")
-        if json_schema_of(self.response_format) is not None and (self.ignore_eos or self.min_tokens):
-            raise ValueError("`response_format` ends the answer: it goes with neither `ignore_eos` nor `min_tokens`")
         if self.tool_choice not in (None, "auto", "none") and not self.tools:
             raise ValueError("`tool_choice` needs `tools`")
         offered = {tool.function.name for tool in self.tools or ()}
@@ -129,7 +123,7 @@ def to_request(body: ChatRequest, timeout_s: int) -> wire.Generate:
         allowed_tools=allowed_tool_names(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedToolChoice),
         chat_template_kwargs=_template_kwargs(body),
-        json_schema=json_schema_of(body.response_format),
+        **body.form_fields,
         max_tokens=body.max_new_tokens,
         skip_special_tokens=False if body.skip_special_tokens is False else None,
         n=body.num_choices,
@@ -138,6 +132,11 @@ def to_request(body: ChatRequest, timeout_s: int) -> wire.Generate:
         top_logprobs=most_top(0 if body.logprob_token_ids else body.top_logprobs or 0, body.prompt_logprobs or 0),
         rank=body.prompt_logprobs is not None,
     )
+
+
+def field_name(body: ChatRequest, field: str) -> str:
+    """Map a field of the job to a field of the body."""
+    return map_field(_NAMES | form_names(body.forms))(field)
 
 
 def _template_kwargs(body: ChatRequest) -> TemplateKwargs:

@@ -12,8 +12,10 @@ from msgspec import Meta
 
 from scorepool import wire
 from scorepool.api.dialects.fields import map_field
+from scorepool.api.dialects.forms import form_names
+from scorepool.api.dialects.openai.form_request import FormRequest
 from scorepool.api.dialects.openai.prompt_logprobs import most_top
-from scorepool.api.dialects.openai.sampling import SamplingRequest, sampling_fields
+from scorepool.api.dialects.openai.sampling import sampling_fields
 from scorepool.wire.request import (
     MAX_LIST_LENGTH,
     NumChoices,
@@ -24,10 +26,10 @@ from scorepool.wire.request import (
     TopLogprobs,
 )
 
-_field_name = map_field({"prompt": "prompt", "targets": "logprob_token_ids"}, list_field="prompt")
+_NAMES = {"prompt": "prompt", "targets": "logprob_token_ids"}
 
 
-class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
+class CompletionRequest(FormRequest, frozen=True, kw_only=True):
     """Complete prompts. A field that is null has its default."""
 
     prompt: Text | Annotated[list[Text | TokenId | TokenIds], Meta(min_length=1, max_length=MAX_LIST_LENGTH)]
@@ -110,6 +112,7 @@ def _generates(body: CompletionRequest, timeout_s: int) -> Iterator[wire.Generat
     for prompt in body.prompts:
         yield wire.Generate(
             **sampling_fields(body, timeout_s),
+            **body.form_fields,
             prompt=prompt,
             max_tokens=body.max_new_tokens,
             n=num_sequences,
@@ -143,6 +146,7 @@ def field_name(body: CompletionRequest, field: str) -> str:
     """Map `[1].prompt[0]` to `prompt[1][0]`; a body of one prompt has no index."""
     num_prompts = len(body.prompts)
     index, rest = re.fullmatch(r"(?:\[(\d+)\]\.?)?(.*)", field, re.DOTALL).groups()  # type: ignore[union-attr]
+    to_field = map_field(_NAMES | form_names(body.forms), list_field="prompt")
     if index is None or num_prompts == 1:
-        return _field_name(rest)
-    return _field_name(f"[{int(index) % num_prompts}].{rest}")
+        return to_field(rest)
+    return to_field(f"[{int(index) % num_prompts}].{rest}")

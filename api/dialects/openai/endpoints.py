@@ -101,7 +101,7 @@ class ChatEndpoint(Endpoint[ChatRequest]):
         return writer
 
     def field_name(self, body: ChatRequest, field: str) -> str:
-        return chat.field_name(field)
+        return chat.field_name(body, field)
 
 
 class ResponsesEndpoint(Endpoint[ResponseRequest]):

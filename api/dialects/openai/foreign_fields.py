@@ -101,7 +101,6 @@ COMPLETIONS: dict[str, object] = COMMON | {
     "prompt_cache_options": None,
     "prompt_cache_retention": "in_memory",
     "reasoning_effort": None,
-    "response_format": None,
     "safety_identifier": None,
     "service_tier": "auto",
     "store": False,

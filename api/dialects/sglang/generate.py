@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from scorepool import wire
 from scorepool.api.dialects.detokenizer import generated_text, target_tokens, token_text, top_tokens
 from scorepool.api.dialects.fields import map_field
+from scorepool.api.dialects.forms import Form, FormFields, check_one_form, form_names, given_forms, schema_form
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
 from scorepool.api.dialects.sglang import foreign_fields
 from scorepool.api.dialects.top_cap import MaxTopLogprobsIfClamped, clamp_fields
@@ -21,11 +22,13 @@ from scorepool.wire.columns import LogprobsMode
 from scorepool.wire.request import (
     MAX_LIST_LENGTH,
     MAX_SHOWN_TARGETS,
+    Grammar,
     MinP,
     ModelName,
     NumChoices,
     NumTokens,
     Penalty,
+    Regex,
     RepetitionPenalty,
     Seed,
     StopString,
@@ -63,12 +66,27 @@ class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     no_stop_trim: Annotated[bool | None, Meta(description="The stop string or token is in the text.")] = None
     skip_special_tokens: Annotated[bool | None, Meta(description="null is true.")] = None
     spaces_between_special_tokens: Annotated[bool | None, Meta(description="Has no effect here.")] = None
+    json_schema: Annotated[Text, Meta(description="The text of a JSON Schema; `$$ANY$$`: any JSON.")] | None = None
+    regex: Regex | None = None
+    ebnf: Grammar | None = None
 
     def __post_init__(self) -> None:
+        check_one_form(self.forms, ends_otherwise=bool(self.ignore_eos or self.min_new_tokens))
         if self.max_new_tokens is not None and (self.min_new_tokens or 0) > self.max_new_tokens:
             raise ValueError(f"`min_new_tokens` must be at most `max_new_tokens`, {self.max_new_tokens}")
         if self.ignore_eos and self.stop_token_ids:
             raise ValueError("`ignore_eos` makes SGLang ignore `stop_token_ids` too: give one of them")
+
+    @property
+    def forms(self) -> list[Form]:
+        """Return the forms that are given."""
+        return given_forms(
+            {
+                "json_schema": schema_form("{}" if self.json_schema == "$$ANY$$" else self.json_schema, "json_schema"),
+                "regex": self.regex and {"regex": self.regex},
+                "ebnf": self.ebnf and {"grammar": self.ebnf},
+            }
+        )
 
     @property
     def num_choices(self) -> int:
@@ -212,6 +230,7 @@ def field_name(body: GenerateRequest, field: str) -> str:
         "min_tokens": "sampling_params.min_new_tokens",
         "stop_token_ids": "sampling_params.stop_token_ids",
     }
+    names |= {name: f"sampling_params.{form}" for name, form in form_names(body.params.forms).items()}
     targets = re.fullmatch(r"(?:\[(\d+)\]\.)?targets(.*)", field)
     if targets is None:
         return map_field(names, list_field="prompt")(field)
@@ -222,6 +241,7 @@ def field_name(body: GenerateRequest, field: str) -> str:
 def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> Iterator[wire.Generate]:
     """Build one request per prompt, so that the workers of a model share the prompts."""
     params = body.params
+    form: FormFields = params.forms[0].fields if params.forms else {}
     for prompt, targets in zip(body.prompts, body.targets, strict=True):
         yield wire.Generate(
             model=model,
@@ -249,6 +269,7 @@ def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> Iterator[w
             top_logprobs=(body.top_logprobs_num or 0) if body.return_logprob else 0,
             targets=targets or None,
             target_bytes=bool(targets),
+            **form,
         )
 
 

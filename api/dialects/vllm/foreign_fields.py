@@ -23,7 +23,6 @@ GENERATE: dict[str, object] = {
     "sampling_params.skip_clone": ANY,
     "sampling_params.skip_reading_prefix_cache": ANY,
     "sampling_params.stream_interval": None,
-    "sampling_params.structured_outputs": None,
     "sampling_params.thinking_token_budget": None,
     "sampling_params.trace_decode_token_ids": None,
 }

@@ -6,6 +6,14 @@ from msgspec import Meta, Struct
 
 from scorepool import wire
 from scorepool.api.dialects.fields import map_field
+from scorepool.api.dialects.forms import (
+    Form,
+    FormFields,
+    StructuredOutputs,
+    check_one_form,
+    form_names,
+    structured_form,
+)
 from scorepool.api.dialects.openai.prompt_logprobs import most_top
 from scorepool.api.dialects.openai.sampling import (
     NoEffect,
@@ -32,6 +40,7 @@ class GenerateTokensParams(SamplingParameters, frozen=True, forbid_unknown_field
         Annotated[TopLogprobs, Meta(description="Most likely tokens beside each of the prompt. null: no logprobs.")]
         | None
     ) = None
+    structured_outputs: StructuredOutputs | None = None
     skip_special_tokens: bool | None = None
     detokenize: bool | None = None
     output_kind: NoEffect[Literal[0, 1, 2]] | None = None
@@ -47,12 +56,19 @@ class GenerateTokensParams(SamplingParameters, frozen=True, forbid_unknown_field
         return self.logprobs is not None or self.prompt_logprobs is not None
 
     @property
+    def forms(self) -> list[Form]:
+        """Return the form that is given, if any."""
+        form = structured_form(self.structured_outputs, "structured_outputs")
+        return [] if form is None else [form]
+
+    @property
     def num_top(self) -> int:
         """The number of most likely tokens that the job reports, of the prompt and of generated tokens."""
         return most_top(0 if self.logprob_token_ids else self.logprobs or 0, self.prompt_logprobs or 0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_one_form(self.forms, ends_otherwise=bool(self.ignore_eos or self.min_tokens))
         check_supported(self, {"detokenize": True} if self.stop else {})  # stop strings are looked for in the text
         if self.max_tokens is not None and (self.min_tokens or 0) > self.max_tokens:
             raise ValueError(f"`min_tokens` must be at most `max_tokens`, {self.max_tokens}")
@@ -133,6 +149,7 @@ def field_name(body: GenerateTokensRequest, field: str) -> str:
     params = body.sampling_params
     top = "prompt_logprobs" if (params.prompt_logprobs or 0) >= (params.logprobs or 0) else "logprobs"
     names = {"prompt": "token_ids", "Idempotency-Key": "request_id", "top_logprobs": f"sampling_params.{top}"}
+    names |= {name: f"sampling_params.{field}" for name, field in form_names(params.forms).items()}
     names |= {"targets": "sampling_params.logprob_token_ids"}
     return map_field(names | {name: f"sampling_params.{name}" for name in _PARAMETERS})(field)
 
@@ -143,10 +160,12 @@ def to_request(body: GenerateTokensRequest, model: str, timeout_s: int) -> wire.
     options = sampling_options(params)
     if params.seed == -1:  # vLLM: a random one
         options["seed"] = None
+    form: FormFields = params.forms[0].fields if params.forms else {}
     return wire.Generate(
         cache_salt=body.cache_salt or None,
         if_weights=body.if_weights,
         **options,
+        **form,
         model=model,
         priority=PRIORITIES[body.priority or 0],
         timeout_s=timeout_s,

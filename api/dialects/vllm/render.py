@@ -56,11 +56,14 @@ class RenderChatEndpoint(Endpoint[ChatRequest]):
         values = {name: getattr(body, name) for name in _SAME} | {"max_tokens": body.max_new_tokens}
         if body.has_token_logprobs:
             values["logprobs"] = body.top_logprobs or 0
+        if body.forms:
+            names = {"json_schema": "json"}
+            values["structured_outputs"] = {names.get(name, name): form for name, form in body.form_fields.items()}
         params = {name: value for name, value in values.items() if value is not None}
         return RenderedChat(token_ids=result.sequences[0].token_ids, sampling_params=params, model=body.model)
 
     def field_name(self, body: ChatRequest, field: str) -> str:
-        return chat.field_name(field)
+        return chat.field_name(body, field)
 
 
 RENDER_CHAT = RenderChatEndpoint()

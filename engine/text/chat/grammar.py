@@ -1,4 +1,4 @@
-"""Build the grammar of an answer from what a caller asks for: JSON of a schema, function calls, or either. No MLX.
+"""Build the grammar of an answer from what a caller asks for: constrained content, function calls, or either. No MLX.
 
 The model's structural tag says how such an answer is written; this module says what it consists of and in what order.
 """
@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from scorepool.engine.errors import InvalidRequest
+from scorepool.engine.text.chat import gbnf
 from scorepool.engine.text.chat.output_parser import OutputParser
+from scorepool.engine.text.chat.regex_rule import regex_rule
 from scorepool.engine.text.chat.structural_tag import StructuralTag, ToolCallTag
 
 # Without `no_forcing`, llguidance picks tokens itself where only one text may follow, and may write markers as text.
@@ -18,6 +20,8 @@ _OPTIONS = '%llguidance {"no_forcing": true}'
 _COMPACT: dict[str, Any] = {"whitespace_flexible": False}  # else a model may write spaces until it has no tokens left
 _TEMPLATE_SPACING = _COMPACT | {"item_separator": ", ?", "key_separator": ": ?"}  # templates put spaces in calls
 _LENIENT = {"lenient": True, "coerce_one_of": True}
+CONTENT = "content: "
+ABOUT_PARAMETERS = "the parameters of "  # the beginning of an error about a function
 _ARGUMENTS_RULE = re.compile(r"arguments_(?P<index>\d+): ")
 
 
@@ -30,12 +34,20 @@ class Function:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputSpec:
-    """Content that is JSON of a schema, calls of these functions, or either. Without a schema content is free."""
+    """Content of a form, calls of these functions, or either. Without a form content is free. At most one is given."""
 
     json_schema: Mapping[str, Any] | None = None
+    regex: str | None = None  # that the whole content matches
+    choice: Sequence[str] | None = None  # one of these texts
+    grammar: str | None = None  # in GBNF or in llguidance's Lark
     functions: Sequence[Function] = ()
     must_call: bool = False  # then there is no content
     parallel_calls: bool = True
+
+    @property
+    def has_form(self) -> bool:
+        """True if content has a form."""
+        return any(form is not None for form in (self.json_schema, self.regex, self.choice, self.grammar))
 
 
 def unsupported_reason(tag: StructuralTag | None, has_functions: bool) -> str | None:
@@ -55,13 +67,14 @@ def build_grammar(spec: StructuredOutputSpec, parser: OutputParser) -> str:
     if parser.state not in tag.start_states:
         raise InvalidRequest(f"the prompt has opened a {parser.state}, in which no answer of this model begins")
     rules, answers = [*tag.rules], []
-    if spec.json_schema is not None and not spec.must_call:
-        rules.append(f"content: {_json_rule(spec.json_schema, _COMPACT)}")
+    if spec.has_form and not spec.must_call:
         answers.append(f"{_reasoning_before(tag, parser)} {tag.content}")
     if tag.tool_call is not None and spec.functions:
         rules += _call_rules(spec, tag.tool_call)
         answers.append(f"{_reasoning_before(tag, parser)} calls")
-    is_free = spec.json_schema is None and not spec.must_call
+    if spec.has_form and not spec.must_call:
+        rules.append(f"{CONTENT}{_content_rule(spec)}")  # the last, because a grammar has many lines
+    is_free = not spec.has_form and not spec.must_call
     return "\n".join([_OPTIONS, f"start: {tag.unconstrained if is_free else ' | '.join(answers)}", *rules])
 
 
@@ -69,6 +82,18 @@ def index_of_arguments(rule: str) -> int | None:
     """Return the index of the function whose parameters this line of the grammar describes."""
     found = _ARGUMENTS_RULE.match(rule)
     return int(found["index"]) if found else None
+
+
+def _content_rule(spec: StructuredOutputSpec) -> str:
+    """Return the rule of content. Raises InvalidRequest."""
+    if spec.json_schema is not None:
+        return _json_rule(spec.json_schema, _COMPACT)
+    if spec.regex is not None:
+        return regex_rule(spec.regex)
+    if spec.choice is not None:
+        return " | ".join(json.dumps(text, ensure_ascii=False) for text in spec.choice)
+    grammar = spec.grammar or ""
+    return f"%lark {{\n{gbnf.to_lark(grammar) if gbnf.is_gbnf(grammar) else grammar}\n}}"
 
 
 def _reasoning_before(tag: StructuralTag, parser: OutputParser) -> str:
@@ -87,7 +112,7 @@ def _call_rules(spec: StructuredOutputSpec, tag: ToolCallTag) -> list[str]:
     for index, function in enumerate(spec.functions):
         schema_type = function.parameters.get("type", "object")
         if schema_type != "object" and not (isinstance(schema_type, list) and "object" in schema_type):
-            raise InvalidRequest(f"the parameters of {function.name!r}: expected a schema of objects")
+            raise InvalidRequest(f"{ABOUT_PARAMETERS}{function.name!r}: expected a schema of objects")
         options = _TEMPLATE_SPACING if function.strict else _TEMPLATE_SPACING | _LENIENT
         rules.append(f"{_arguments_rule(index)}: {_json_rule({**function.parameters, 'type': 'object'}, options)}")
     return rules

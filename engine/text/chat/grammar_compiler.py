@@ -1,7 +1,6 @@
 """Structured outputs: say which tokens may follow at each step. Grammars run in processes of their own. No MLX."""
 
 import json
-import re
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -9,11 +8,11 @@ from functools import cached_property, partial
 from itertools import count
 
 from scorepool.engine.errors import InvalidRequest
+from scorepool.engine.text.chat import grammar_errors
 from scorepool.engine.text.chat.chat_format import PLAIN_TEXT_FORMAT, ChatFormat
 from scorepool.engine.text.chat.grammar import (
     StructuredOutputSpec,
     build_grammar,
-    index_of_arguments,
     unsupported_reason,
 )
 from scorepool.engine.text.chat.grammar_process.fork_server_link import tokenizer_message
@@ -22,9 +21,6 @@ from scorepool.engine.text.chat.grammar_process.grammars import Grammars
 from scorepool.engine.text.chat.output_parser import OutputParser
 from scorepool.engine.text.tokenizer import Tokenizer
 
-_ERROR_AT_LINE = re.compile(r"at (?P<line>\d+)\(\d+\): (?P<message>.*)")
-_ERROR_IN_PATTERN = re.compile(r"(?P<where>.*):\n(?P<pattern>(?:.*\n)+?)error: (?P<message>.*)")  # carets below it
-_ONE_OF = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 MAX_GRAMMAR_CHARACTERS = 2**20
 _numbers = count()  # of sequences
 
@@ -108,11 +104,10 @@ class GrammarCompiler:
         text = build_grammar(spec, OutputParser(chat_format, self._tokenizer.token_bytes, generation_prompt or ()))
         if len(text) > MAX_GRAMMAR_CHARACTERS:
             raise InvalidRequest(
-                f"the schema is too large: its grammar has {len(text)} characters, and the limit is "
-                f"{MAX_GRAMMAR_CHARACTERS}"
+                f"it is too large: its grammar has {len(text)} characters, and the limit is {MAX_GRAMMAR_CHARACTERS}"
             )
         self._check_tokenizer()
-        explain = partial(_explain, [function.name for function in spec.functions])
+        explain = partial(grammar_errors.explain, spec)
         grammar = self.grammars.get(text, owner, explain)
         bits = sum(1 << token_id for token_id in self._chat_format.eos_ids)
         eos_bitmask = bits.to_bytes((bits.bit_length() + 31) // 32 * 4, "little")
@@ -129,21 +124,3 @@ def _write_tokenizer(tokenizer: Tokenizer, chat_format: ChatFormat) -> bytes:
     for token in config["added_tokens"]:
         token["special"] = token["special"] or token["id"] in chat_format.marker_ids
     return tokenizer_message(config, sorted(chat_format.eos_ids))
-
-
-def _explain(function_names: list[str], grammar: str, error: str) -> str:
-    """Return an error of llguidance in one line, and say which function's parameters it is about."""
-    message = one_line(error)
-    if at_line := _ERROR_AT_LINE.fullmatch(message):
-        message = at_line["message"]
-        index = index_of_arguments(grammar.split("\n")[int(at_line["line"]) - 1])
-        if index is not None:
-            message = f"the parameters of {function_names[index]!r}: {message}"
-    return message
-
-
-def one_line(error: str) -> str:
-    """Return the first line of an error, and the pattern that is wrong. The rest is the library's state."""
-    if found := _ERROR_IN_PATTERN.match(error):
-        error = f"{found['where']}: {found['message']}: {' '.join(found['pattern'].split()).rstrip('^ ')}"
-    return error.partition("\n")[0].replace(_ONE_OF, "oneOf whose choices may overlap: use anyOf")[:300]

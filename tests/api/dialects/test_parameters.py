@@ -115,7 +115,7 @@ def test_defaults_change_nothing(kind: str, options: dict[str, Any]):
         ("chat", {"add_special_tokens": True}, "add_special_tokens", "expected false"),
         ("chat", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "cannot be streamed"),
         ("chat", {"prompt_logprobs": 1025}, "prompt_logprobs", "<= 1024"),
-        ("chat", {"guided_json": {}}, "guided_json", "not supported here, expected null, found {}"),
+        ("chat", {"structural_tag": {}}, "structural_tag", "not supported here, expected null, found {}"),
         ("chat", {"priority": 1}, "priority", "not supported here, expected 0 or null, found 1"),
         ("chat", {"priority": False}, "priority", "found False"),
         ("chat", {"separate_reasoning": False}, "separate_reasoning", "expected true or null"),
@@ -258,8 +258,8 @@ def test_the_defaults_of_sglang_pass():
         assert GENERATE.parse(content, encoding).params.n == 2
 
     with pytest.raises(wire.Invalid) as caught:
-        GENERATE.parse(json.dumps({"text": "a", "sampling_params": {"regex": "a+"}}).encode())
-    assert caught.value.field == "sampling_params.regex"
+        GENERATE.parse(json.dumps({"text": "a", "sampling_params": {"stop_regex": "a+"}}).encode())
+    assert caught.value.field == "sampling_params.stop_regex"
 
 
 @pytest.mark.parametrize(

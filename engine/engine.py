@@ -32,8 +32,8 @@ from scorepool.engine.core import EngineCore, Runner
 from scorepool.engine.engine_loop import EngineLoop, Turns
 from scorepool.engine.errors import AdapterError, EngineClosed, EngineDeadError, EngineError, LoadError, ReloadError
 from scorepool.engine.group import Group, WeightsSwitch
+from scorepool.engine.memory_share import MemoryShare
 from scorepool.engine.model_info import ModelInfo
-from scorepool.engine.residency import Resident
 from scorepool.engine.scheduling.stats import EngineStats
 from scorepool.engine.sequence import Sequence
 from scorepool.engine.settings import EngineSettings
@@ -41,6 +41,8 @@ from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
 from scorepool.engine.trial import Trial
 from scorepool.engine.validation import check
+
+NEED_WEIGHTS = (LoadAdapter, StageAdapter)  # messages before which dropped weights are loaded again
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -80,7 +82,8 @@ class Engine:
         self.is_loaded = True  # False: the weights were dropped
         self._settings = settings
         self._loop = loop or EngineLoop()
-        self.resident = Resident(size_bytes=num_bytes)  # a share of the loop's memory
+        self._memory = MemoryShare(self._loop.residency, num_bytes)
+        self.resident = self._memory.resident
         self._changed = self._loop.changed  # guards the four below
         self._arrivals: deque[Group] = deque()
         self._control_calls: deque[ControlCall[Any]] = deque()
@@ -98,8 +101,7 @@ class Engine:
     @property
     def has_to_wait(self) -> bool:
         """True if groups that are added now wait until the weights of another model have been dropped."""
-        residency = self._loop.residency
-        return residency is not None and not residency.may_take_work(self.resident, time.monotonic())
+        return self._memory.has_to_wait
 
     def check(self, sequences: list[Sequence]) -> None:
         """Check what sequences ask for. Raises InvalidRequest, ContextLengthExceeded."""
@@ -143,6 +145,8 @@ class Engine:
         with self._changed:
             self._refuse_if_ended()
             self._control_calls.append(call)
+            if isinstance(message, NEED_WEIGHTS):
+                self.resident.note_work(self.resident.is_computing, True, time.monotonic())
             self._changed.notify()
         return call.future
 
@@ -207,7 +211,7 @@ class Engine:
 
     def _main(self, open_runner: Callable[[EngineSettings], Runner], ready: Future[None]) -> Turns:
         """Load the model, serve it, and end the groups and messages that still wait. Runs on the MLX thread."""
-        self._make_room()
+        self._memory.make_room()
         started_at = time.monotonic()
         try:
             core = EngineCore(open_runner, self._settings)
@@ -222,7 +226,7 @@ class Engine:
             return
         self.model_info, self.tokenizer, self.chat = core.runner.model_info, core.runner.tokenizer, core.runner.chat
         self.adapters = core.adapters.served
-        self._join_residents(core, time.monotonic() - started_at)
+        self._memory.join(partial(self._drop_for_another, core), time.monotonic() - started_at)
         ready.set_result(None)
         try:
             yield from self._serve(core)
@@ -248,19 +252,28 @@ class Engine:
             core.step(may_wait=is_alone)
             core.stats = replace(core.stats, busy_s=core.stats.busy_s + time.monotonic() - self.step_started_at)
             self.load, self.stats, self.model_info = core.load, core.stats, core.runner.model_info
-            self.is_loaded = self.resident.is_loaded = core.is_loaded
+            self._note_loaded(core)
             self.step_started_at = None
             self._note_work(core)
 
     def _has_work(self, core: EngineCore) -> bool:
         """True if there is something to do in a turn, or the engine must end. Called with the lock."""
         may_begin = bool(self._arrivals) and not self.has_to_wait
-        return bool(core.has_work or may_begin or self._control_calls or self._has_canceled or self._ended)
+        return bool(core.has_work or may_begin or self._may_apply(core) or self._has_canceled or self._ended)
+
+    def _may_apply(self, core: EngineCore) -> bool:
+        """True if there is a control message, and memory for the weights if it needs them."""
+        if not self._control_calls:
+            return False
+        needs_weights = isinstance(self._control_calls[0].message, NEED_WEIGHTS)
+        return core.is_loaded or not needs_weights or not self.has_to_wait
 
     def _note_work(self, core: EngineCore) -> None:
         """Tell the models that share the memory whether this one has work."""
         with self._changed:
-            self.resident.note_work(core.is_busy, core.is_busy or bool(self._arrivals), time.monotonic())
+            needs_weights = any(isinstance(call.message, NEED_WEIGHTS) for call in self._control_calls)
+            has_work = core.is_busy or bool(self._arrivals) or needs_weights
+            self.resident.note_work(core.is_busy, has_work, time.monotonic())
 
     def _take_arrivals(self, core: EngineCore) -> None:
         """Add new groups to the core if there is memory for the weights, and drop canceled ones."""
@@ -278,24 +291,26 @@ class Engine:
 
     def _run_control_calls(self, core: EngineCore) -> None:
         """Apply the control messages that wait, while no step is in flight."""
-        while self._control_calls:
+        while self._may_apply(core):
             core.drain()
             self.step_started_at = None  # the watchdog times steps, and a message may take longer
             call = self._control_calls.popleft()
-            if isinstance(call.message, LoadAdapter | StageAdapter) and not core.is_loaded:
+            if isinstance(call.message, NEED_WEIGHTS) and not core.is_loaded:
                 self._load_weights(core)
+            if isinstance(call.message, StageWeights):  # a second copy, unless the first was dropped
+                self._memory.make_room(self.model_info.weights_bytes if core.is_loaded else 0)
             call.run(core)
             self.model_info, self.adapters = core.runner.model_info, core.adapters.served
             self.step_started_at = time.monotonic()
 
         if self.is_loaded and not core.is_loaded:
             log.info("idle: dropped the weights, %.0f MiB", self.model_info.weights_bytes / 2**20)
-        self.is_loaded = self.resident.is_loaded = core.is_loaded
+        self._note_loaded(core)
 
     def _load_weights(self, core: EngineCore) -> None:
         """Load weights that were dropped. Raises ReloadError."""
         self.step_started_at = None  # the watchdog times steps, and this may take longer
-        self._make_room()
+        self._memory.make_room()
         started_at = time.monotonic()
         core.load_weights()
         self.is_loaded, self.model_info = True, core.runner.model_info
@@ -303,18 +318,18 @@ class Engine:
         self.resident.note_load(self.step_started_at, self.step_started_at - started_at)
         log.info("loaded the weights again in %.1f s", self.step_started_at - started_at)
 
-    def _make_room(self) -> None:
-        """Drop the weights of other models that leave no room for this one. They compute nothing."""
-        residency = self._loop.residency
-        for other in [] if residency is None else residency.in_the_way(self.resident):
-            other.drop()
+    def _note_loaded(self, core: EngineCore) -> None:
+        """Record whether the weights are loaded. A switch loads those of a model that had dropped them.
 
-    def _join_residents(self, core: EngineCore, load_s: float) -> None:
-        """Share the memory with the other models of the loop."""
-        self.resident.drop = partial(self._drop_for_another, core)
-        self.resident.note_load(time.monotonic(), load_s)
-        if self._loop.residency is not None:
-            self._loop.residency.residents.append(self.resident)
+        If there is no room for it, because others compute, it drops them again.
+        """
+        if core.is_loaded and not self.resident.is_loaded:
+            self._memory.make_room()
+            if not self._memory.has_room:
+                core.drop_weights()
+            if core.is_loaded:
+                self.resident.note_load(time.monotonic(), self.resident.load_s)
+        self.is_loaded = self.resident.is_loaded = core.is_loaded
 
     def _drop_for_another(self, core: EngineCore) -> None:
         """Drop the weights, because another model needs the memory. They stay while something is computed."""
@@ -337,8 +352,6 @@ class Engine:
             self._arrivals.clear()
             self._control_calls.clear()
         self.step_started_at = None
-        self.resident.drop = lambda: None  # it holds the core, whose arrays must be dropped on this thread
-        if self._loop.residency is not None:
-            self._loop.residency.residents.remove(self.resident)
+        self._memory.leave()
         for one in waiting:
             one.fail(reason)

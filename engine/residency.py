@@ -85,12 +85,15 @@ class Residency:
         waits_s = [other.leaves_at(self.turn_s) - now_s for other in self.in_the_way(first)]
         return min((wait_s for wait_s in waits_s if wait_s > 0), default=SOON_S)
 
-    def in_the_way(self, resident: Resident) -> list[Resident]:
-        """Return the loaded ones that leave no room for it: idle ones, the least recently used first, then others."""
+    def in_the_way(self, resident: Resident, more_bytes: int = 0) -> list[Resident]:
+        """Return the loaded ones that leave no room for it: idle ones, the least recently used first, then others.
+
+        `more_bytes` is what it needs beyond its size.
+        """
         loaded = [other for other in list(self.residents) if other.is_loaded and other is not resident]
         if self.memory_bytes is None:
             return []
-        missing = resident.size_bytes + sum(other.size_bytes for other in loaded) - self.memory_bytes
+        missing = resident.size_bytes + more_bytes + sum(other.size_bytes for other in loaded) - self.memory_bytes
         found = []
         for other in sorted(loaded, key=lambda other: (other.has_work, other.used_at)):
             if missing <= 0:

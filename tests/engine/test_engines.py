@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -23,8 +24,10 @@ from scorepool.engine import (
     open_engines,
 )
 from scorepool.engine.engines import divide_memory
-from tests.engine.oracle import Oracle
+from tests.engine.adapters import oracle_with, save_adapter
+from tests.engine.oracle import Oracle, assert_agrees
 from tests.engine.test_engine import FAULTS, FakeRunner, generating, scored
+from tests.engine.test_pushed_weights import changed_copy
 from tests.tiny_classifiers import build, logits_of
 from tests.tiny_models import TinyModels
 from tests.tiny_tokenizer import BOS
@@ -180,6 +183,80 @@ def test_a_long_prefill_of_one_model_delays_the_other_by_no_more_than_a_step(fol
     assert steps_at_end["long"] > 60
 
 
+@pytest.fixture
+def for_one(folders: dict[str, Path], opened: Open) -> dict[str, Engine]:
+    """Open the models with memory for any one of them."""
+    engines = opened(folders)
+    memory_bytes = budget_for_one(engines)
+    for engine in engines.values():
+        engine.close()
+    return opened(folders, memory_bytes, prefix_cache_bytes=0, max_running_rows=8)
+
+
+def score(engine: Engine, seed: int, adapter: str | None = None) -> Sequence:
+    return engine.add([Sequence(token_ids=tokens(20, seed), score_from=1, adapter_name=adapter)]).result(60)[0]
+
+
+def test_weights_of_a_model_that_is_not_in_memory_are_replaced_within_the_budget(
+    for_one: dict[str, Engine], folders: dict[str, Path], tmp_path: Path, oracle_of: Callable[[str], Oracle]
+):
+    student, others = for_one["student"], [for_one["teacher"], for_one["judge"]]
+    other = changed_copy(folders["student"], tmp_path / "other", seed=1)
+    score(for_one["teacher"], 0)
+    assert not student.is_loaded
+    before = [engine.model_info for engine in others]
+
+    student.stage_weights(str(other), 3).result(60)
+    student.switch_weights().result(60).result(60)
+
+    assert sum(engine.is_loaded for engine in for_one.values()) <= 1
+    changed, same = score(student, 1), score(for_one["teacher"], 2)
+    assert_agrees(changed, Oracle(other))
+    assert_agrees(same, oracle_of("qwen3"))
+    assert (changed.model_info.weights_version, same.model_info.weights_version) == (3, 0)
+    assert_agrees(score(student, 4), Oracle(other))  # loaded again
+    assert [engine.model_info for engine in others] == before
+
+
+def test_a_switch_of_a_model_that_is_not_in_memory_drops_it_again_while_another_computes():
+    engines, runners = fakes("a", "b")
+    for engine in engines.values():
+        engine.resident.size_bytes = 2**20
+    engines["b"].drop_weights().result(10)
+    runners.by_name["a"].may_step.clear()
+    busy = engines["a"].add([generating(3)])
+    staging, switching = engines["b"].stage_weights("other", 1), engines["b"].switch_weights()
+    runners.by_name["a"].may_step.set()
+    staging.result(10), switching.result(10).result(10)
+    assert busy.result(10)
+    until(lambda: sum(engine.is_loaded for engine in engines.values()) <= 1)
+    assert engines["b"].model_info.weights_version == 1
+    assert engines["b"].add([scored(1)]).result(10)[0].model_info.weights_version == 1
+    for engine in engines.values():
+        engine.close()
+
+
+def test_an_adapter_of_a_model_that_is_not_in_memory_waits_for_its_turn(
+    for_one: dict[str, Engine], folders: dict[str, Path], tmp_path: Path
+):
+    folder = save_adapter(folders["student"], tmp_path / "a", 0, r=2)
+    teacher, student = for_one["teacher"], for_one["student"]
+    score(teacher, 0)
+    busy = [teacher.add([Sequence(token_ids=tokens(20, 1), sampling=Sampling(max_tokens=60))]) for _ in range(8)]
+    seen: list[int] = []
+    busy[-1].add_done_callback(lambda _: seen.append(sum(engine.is_loaded for engine in for_one.values())))
+
+    loading = student.load_adapter("a", str(folder))
+    loading.add_done_callback(lambda _: seen.append(sum(engine.is_loaded for engine in for_one.values())))
+
+    assert loading.result(60).name == "a"
+    assert all(group.result(60) for group in busy)
+    assert_agrees(score(student, 2, adapter="a"), oracle_with(folders["student"], folder))
+    assert score(teacher, 2).model_info.adapter is None
+    assert_agrees(score(student, 3, adapter="a"), oracle_with(folders["student"], folder))  # loaded again
+    assert set(seen) == {1}
+
+
 class Runners:
     """One fake runner for each model."""
 
@@ -189,7 +266,9 @@ class Runners:
     def __call__(self, settings: EngineSettings) -> FakeRunner:
         if settings.model == "damaged":
             raise LoadError("it is damaged")
-        return self.by_name.setdefault(settings.model, FakeRunner())
+        runner = self.by_name.setdefault(settings.model, FakeRunner())
+        runner.model_info = replace(runner.model_info, weights_version=settings.weights_version)
+        return runner
 
 
 def fakes(*names: str) -> tuple[dict[str, Engine], Runners]:

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from rq.queue import Queue
 
+from scorepool.store.clock import awake_s
 from scorepool.worker.claims.claim_plan import ClaimPlan
 from scorepool.worker.claims.leases import LeaseHolder
 
@@ -18,6 +19,7 @@ class QueueGroup:
         self.queue_names = frozenset(queue_names)
         self.plan = ClaimPlan()
         self.num_wanted = 0  # at the last look
+        self.idle_since = awake_s()  # the time since which none of its jobs has been in flight
 
     def of(self, jobs: Iterable[Held]) -> list[Held]:
         """Return those of the jobs that are of its queues."""

@@ -138,15 +138,14 @@ class BatchWorker(Worker):
         if self.budget is not None:
             self.budget.update()
 
-    def rest(self, idle_s: float) -> None:
-        """Drop the weights after `idle_unload_s`. The engines do nothing while a crosscheck runs."""
-        limit_s = self.settings.idle_unload_s
-        for hosted in self.models if limit_s and idle_s >= limit_s else ():
-            try:
-                if hosted.engine.is_loaded:
-                    hosted.engine.drop_weights()
-            except EngineDeadError as error:
-                raise map_engine_error(error) from error
+    def rest(self, group: QueueGroup, idle_s: float) -> None:
+        """Drop the weights of a model that had no job for `idle_unload_s`."""
+        for hosted in self.models:
+            if hosted.group is group:
+                try:
+                    hosted.rest(idle_s)
+                except EngineDeadError as error:
+                    raise map_engine_error(error) from error
 
     def open_weights(self, configured: ConfiguredModel, *, is_alone: bool) -> WeightsStore:
         """Return the versions of a model's weights. Of several models, each keeps what was sent in its own folder."""

@@ -91,12 +91,15 @@ class CrosscheckMail:
         """
         names: Any = self._connection.zrange(Keys.models, 0, -1)
         workers = [as_text(name) for name in names]
-        cards: Any = self._connection.mget([Keys.served_model(worker) for worker in workers]) if workers else []
+        stored: Any = self._connection.mget([Keys.served_model(worker) for worker in workers]) if workers else []
+        cards = dict(zip(workers, map(_served_model, stored), strict=True))
+        processes = {card.worker for worker, card in cards.items() if worker in known and card is not None}
         return {
             worker
-            for worker, card in zip(workers, map(_served_model, cards), strict=True)
+            for worker, card in cards.items()
             if worker not in known
             and card is not None
+            and card.worker not in processes  # one that serves the same weights under two names is one machine
             and card.crosscheck is not None
             and card.takes_jobs
             and card.stamp.mode == stamp.mode

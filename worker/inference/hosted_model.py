@@ -6,6 +6,7 @@ from redis.client import Pipeline
 
 from scorepool.engine import Engine
 from scorepool.store import Settings
+from scorepool.store.clock import awake_s
 from scorepool.wire import EngineLoad
 from scorepool.worker.claims.queue_group import QueueGroup
 from scorepool.worker.inference.adapter_follower import AdapterFollower
@@ -18,6 +19,7 @@ from scorepool.worker.inference.run_inference import InferenceRunner
 from scorepool.worker.inference.weights_mover import WeightsMover
 from scorepool.worker.inference.weights_store import WeightsStore
 
+REST_EVERY_S = 0.5  # at most so often it is tried to drop weights
 UNLOADED_JOBS = 1  # that a worker of several models has of one whose weights are not loaded
 
 
@@ -34,6 +36,7 @@ class HostedModel:
         self._is_one_of_several = is_one_of_several
         self.prefix_tokens = PrefixTokens()
         self._rate_window = RateWindow()
+        self._rests_at = 0.0  # awake_s()
         self.inference: InferenceRunner | None = None
         self.registration: WorkerRegistration | None = None
         self.crosschecker: Crosschecker | None = None
@@ -68,6 +71,16 @@ class HostedModel:
     def excluded_owners(self) -> AbstractSet[str]:
         """Return the owners whose jobs wait for the tokenizer."""
         return frozenset() if self.inference is None else self.inference.tokenizing.crowded_owners
+
+    def rest(self, idle_s: float) -> None:
+        """Drop the weights if there was no job for `idle_unload_s`. The engine does nothing while a crosscheck runs.
+
+        Raises EngineDeadError.
+        """
+        limit_s = self._settings.idle_unload_s
+        if limit_s and idle_s >= limit_s and self.engine.is_loaded and awake_s() >= self._rests_at:
+            self._rests_at = awake_s() + REST_EVERY_S
+            self.engine.drop_weights()
 
     def register(self, pipeline: Pipeline) -> None:
         """Write what the worker serves, with every heartbeat."""

@@ -29,6 +29,7 @@ from scorepool.store.traces import open_tracer
 from scorepool.worker.claims.claim_plan import LOOK_S
 from scorepool.worker.claims.lease_length import BEATS_PER_LEASE
 from scorepool.worker.claims.leases import Claimed, ClaimedJob
+from scorepool.worker.claims.queue_group import QueueGroup
 from scorepool.worker.machine.keep_awake import KeepAwake
 from scorepool.worker.machine.periodic_tasks import PeriodicTask, PeriodicTasks
 from scorepool.worker.machine.sleep_hook import SleepHook
@@ -75,8 +76,11 @@ class Worker(JobHolder):
     def close(self) -> None:
         """Release what `open` acquired. Also called when `open` failed."""
 
-    def rest(self, idle_s: float) -> None:
-        """Save what an idle worker need not hold. Called now and then while no job has been in flight for `idle_s`."""
+    def rest(self, group: QueueGroup, idle_s: float) -> None:
+        """Save what need not be held for these queues. Called now and then while none of their jobs is in flight.
+
+        The last one ended `idle_s` ago.
+        """
 
     def periodic_tasks(self) -> list[PeriodicTask]:
         """Return more tasks to run beside the loop."""
@@ -161,9 +165,16 @@ class Worker(JobHolder):
             self._exchange(max_jobs)
             if self._should_quit(burst, max_jobs, max_idle_s):
                 return
-            if not self.in_flight and not self._is_claiming:
-                self.rest(awake_s() - self._idle_since)
+            self._rest()
             self._wait()
+
+    def _rest(self) -> None:
+        """Look which queues have no job in flight, and let them rest."""
+        for group in self.queue_groups:
+            if group.of(self.in_flight.values()):
+                group.idle_since = awake_s()
+            elif not self._is_claiming:
+                self.rest(group, awake_s() - group.idle_since)
 
     def _commit_ended(self) -> None:
         """Decide the ends of the jobs that are over. The next exchange writes them."""

@@ -189,6 +189,42 @@ def test_a_worker_that_has_the_weights_gets_the_jobs(redis: Redis, workers: Work
     assert ran_on.count("both") <= 2
 
 
+def test_a_model_without_jobs_drops_its_weights_while_another_works(redis: Redis, workers: Workers, start: Start):
+    start("teacher", "student", SCOREPOOL_IDLE_UNLOAD_S="0.5")
+    busy = wire.Generate(model="teacher", prompt=[5, 6, 7], max_tokens=300, ignore_eos=True)
+    running = [submit(redis, busy, queue="teacher") for _ in range(2)]
+    ids = [submit(redis, request("student", seed), queue="student") for seed in range(3)]
+
+    def loaded() -> list[bool]:
+        shown = cards(redis, "mac")
+        return [bool(shown[name].load and shown[name].load.is_loaded) for name in ("teacher", "student")]
+
+    while not (set(ids) <= set(done(redis)) and loaded() == [True, False]):
+        if not set(done(redis)).isdisjoint(running):  # the teacher is never idle
+            running = [submit(redis, busy, queue="teacher") for _ in range(2)]
+        time.sleep(0.02)
+    late = submit(redis, request("student", 9), queue="student")
+    until(lambda: late in done(redis))
+    assert isinstance(outcome(redis, late), wire.Result)
+    assert workers.log.count("loaded the weights again") == 1
+
+
+def test_crosschecks_go_to_another_process_that_serves_the_same_weights(
+    redis: Redis, start: Start, folders: dict[str, Path]
+):
+    """Never to a second name of the same process."""
+    crosscheck = {"SCOREPOOL_CROSSCHECK": "1", "SCOREPOOL_MAX_JOBS_IN_FLIGHT": "4"}
+    folders["reference"] = folders["teacher"]
+    scores = [(name, seed) for seed in (2, 4, 6) for name in ("teacher", "reference")]
+    start("teacher", "reference", name="other", **crosscheck)
+    alone = [submit(redis, request(name, seed), queue=name) for name, seed in scores]
+    until(lambda: set(alone) <= set(done(redis)))
+    start("teacher", "student", name="mac", **crosscheck)
+    ids = [submit(redis, request(name, seed), queue=name) for name, seed in [*scores, ("student", 2)]]
+    until(lambda: set(ids) <= set(done(redis)))
+    until(lambda: redis.hgetall(Keys.crosscheck_counts) == {b"agreed": b"6"})  # nobody else has the student
+
+
 @pytest.mark.parametrize(
     ("models", "reason"),
     [

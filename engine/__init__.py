@@ -25,7 +25,7 @@ from scorepool.engine.model_info import Classifier, ModelInfo, Pooling, Verifica
 from scorepool.engine.scheduling.stats import EngineStats
 from scorepool.engine.sequence import Sampling, Sequence, Share, Targets, TokenColumns
 from scorepool.engine.settings import EngineSettings
-from scorepool.engine.text.chat.call_formats import REASONING_PARSERS, TOOL_PARSERS
+from scorepool.engine.text.chat.call_formats.formats import REASONING_PARSERS, TOOL_PARSERS
 from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
 

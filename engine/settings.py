@@ -30,8 +30,8 @@ class EngineSettings:
     certificates: str | None = None  # folder of certificates, beside those in the checkpoint: see certificate.py
     require_certificate: bool = False  # serve no model without one that fits
 
-    tool_parser: str = "auto"  # the format of calls, one of call_formats.TOOL_PARSERS; auto: what the model tells
-    reasoning_parser: str = "auto"  # one of call_formats.REASONING_PARSERS
+    tool_parser: str = "auto"  # the format of calls, one of formats.TOOL_PARSERS; auto: what the model tells
+    reasoning_parser: str = "auto"  # one of formats.REASONING_PARSERS
 
     def __post_init__(self) -> None:
         for name in ("max_batch_tokens", "prefill_ms", "max_running_rows", "speculation_tokens"):

@@ -117,9 +117,9 @@ FORMATS = {
         "</longcat_arg_value></longcat_tool_call>",
         count="<longcat_tool_call>count_up\n<longcat_arg_key>x</longcat_arg_key>\n<longcat_arg_value>1"
         "</longcat_arg_value>\n</longcat_tool_call>",
-        invalid="<longcat_tool_call>look</longcat_tool_call>",
+        invalid="<longcat_tool_call>what is this</longcat_tool_call>",
     ),
-    "pythonic": FormatSample(
+    "lfm2": FormatSample(
         tokens=("+<think>", "+</think>", "<|tool_call_start|>", "<|tool_call_end|>"),
         look='<|tool_call_start|>[look(place="Zürich")]<|tool_call_end|>',
         count="<|tool_call_start|>[count_up(x=1)]<|tool_call_end|>",
@@ -171,6 +171,14 @@ FORMATS = {
         look='<function name="look"><param name="place">Zürich</param></function>',
         count='<function name="count_up"><param name="x">1</param></function>',
         invalid='<function name="fly"></function>',
+    ),
+    "seed_oss": FormatSample(
+        tokens=("<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>"),
+        template_hint="<seed:tool_call> </seed:tool_call>",
+        reasoning=("<seed:think>", "</seed:think>"),
+        look="<seed:tool_call>\n<function=look>\n<parameter=place>Zürich</parameter>\n</function>\n</seed:tool_call>",
+        count="<seed:tool_call><function=count_up><parameter=x>1</parameter></function></seed:tool_call>",
+        invalid="<seed:tool_call><function=look</seed:tool_call>",
     ),
     "mistral": FormatSample(  # only the next call or the end of the turn ends a call
         tokens=("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]"),
@@ -285,6 +293,33 @@ OPENED_FORMATS = {
         both='functools[{"name": "look", "arguments": {"place": "Zürich"}}, '
         '{"name": "count_up", "arguments": {"x": 1}}]',
         invalid="functools[look]",
+    ),
+    "functionary": FormatSample(
+        tokens=("<|start_header_id|>", "<|end_header_id|>"),
+        template_hint="<|start_header_id|> <function=example_function_name>",
+        reasoning=("", ""),
+        look='<function=look>{"place": "Zürich"}</function>',
+        count='<function=count_up>{"x": 1}</function>',
+        both='<function=look>{"place": "Zürich"}</function><function=count_up>{"x": 1}</function>',
+        invalid='<function=look>{"place": "Zürich"}',
+    ),
+    "llama4_pythonic": FormatSample(
+        tokens=("<|header_start|>", "<|header_end|>", "<|python_start|>", "<|python_end|>"),
+        template_hint="<|header_start|> [func_name1(",
+        reasoning=("", ""),
+        look='[look(place="Zürich")]',
+        count="[count_up(x=1)]",
+        both='[look(place="Zürich"), count_up(x=1)]',
+        invalid="[look(place)]",
+    ),
+    "pythonic": FormatSample(
+        tokens=("<|start_header_id|>", "<|end_header_id|>"),
+        template_hint="[func_name1(",
+        reasoning=("", ""),
+        look="[look(place='Zürich')]",
+        count="[count_up(x=1)]",
+        both="[look(place='Zürich'), count_up(x=1)]",
+        invalid="[look]",
     ),
 }
 

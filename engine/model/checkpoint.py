@@ -25,8 +25,8 @@ from scorepool.engine.model.config import Config, read_config, refuse_ignored_se
 from scorepool.engine.model.contradictions import refuse_more_layers_than_tensors
 from scorepool.engine.model.mends.experts import ROUTER_BIAS
 from scorepool.engine.model.weight_checks import refuse_degenerate_weights
-from scorepool.engine.text.chat import call_formats
-from scorepool.engine.text.chat.chat_format import ChatTags
+from scorepool.engine.text.chat.call_formats import formats
+from scorepool.engine.text.chat.chat_format import HARMONY, ChatTags
 from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
 
@@ -113,8 +113,8 @@ def load_chat_codec(
 ) -> ChatCodec:
     """Load the tokenizer, with the parsers of these names. Raises LoadError, also for one that does not fit it."""
     for chosen, name, known in (
-        ("tool_parser", tool_parser, call_formats.TOOL_PARSERS),
-        ("reasoning_parser", reasoning_parser, call_formats.REASONING_PARSERS),
+        ("tool_parser", tool_parser, formats.TOOL_PARSERS),
+        ("reasoning_parser", reasoning_parser, formats.REASONING_PARSERS),
     ):
         if name not in known:
             raise LoadError(f"{chosen} is {name!r}, expected one of {', '.join(known)}")
@@ -126,24 +126,32 @@ def load_chat_codec(
 
 
 def _with_tool_parser(tags: ChatTags, name: str, vocabulary: Mapping[str, int]) -> ChatTags:
-    match name:
-        case "auto":
-            return tags
-        case "none":
-            chosen = replace(tags, call=None, opening=b"", tool_parser=None, call_format=None)
-        case _ if name in call_formats.FORMATS:
-            chosen = tags.with_call_format(name)
-        case _:
-            module = import_module(f"mlx_lm.tool_parsers.{call_formats.MLX_LM_FORMATS[name]}")
-            chosen = tags.with_mlx_lm_format(module)
+    if name == "auto" or name in formats.HARMONY_NAMES:
+        return _checked_headers(tags, f"tool_parser {name}", vocabulary, name in formats.HARMONY_NAMES)
+    if name == "none":
+        chosen = replace(tags, call=None, tool_parser=None, call_format=None)
+    else:
+        canonical = formats.ALIASES.get(name, name)
+        found = formats.FORMATS[canonical]
+        parser = None if found.parse else import_module(f"mlx_lm.tool_parsers.{found.mlx_lm}").parse_tool_call
+        chosen = tags.with_call_format(canonical, parser)
     return _checked(chosen, f"tool_parser {name}", vocabulary)
 
 
 def _with_reasoning_parser(tags: ChatTags, name: str, vocabulary: Mapping[str, int]) -> ChatTags:
-    if name == "auto":
-        return tags
-    think = None if name == "none" else call_formats.REASONING_TAGS[name]
+    if name == "auto" or name in formats.HARMONY_REASONING_NAMES:
+        writes_headers = name in formats.HARMONY_REASONING_NAMES
+        return _checked_headers(tags, f"reasoning_parser {name}", vocabulary, writes_headers)
+    think = None if name == "none" else formats.REASONING_TAGS[name]
     return _checked(replace(tags, think=think), f"reasoning_parser {name}", vocabulary)
+
+
+def _checked_headers(tags: ChatTags, chosen: str, vocabulary: Mapping[str, int], writes_headers: bool) -> ChatTags:
+    """Return the tags. Raises LoadError if the model should write messages with headers, and does not."""
+    missing = next((token for token in HARMONY if token not in vocabulary), None)
+    if writes_headers and missing is not None:
+        raise LoadError(f"{chosen} does not fit this model: the tokenizer has no token {missing!r}")
+    return tags
 
 
 def _checked(tags: ChatTags, chosen: str, vocabulary: Mapping[str, int]) -> ChatTags:

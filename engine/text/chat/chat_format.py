@@ -3,17 +3,18 @@
     tags      <think> ... </think>, <tool_call> ... </tool_call>: mlx-lm finds them for a tokenizer
     headers   <|start|>assistant<|channel|>analysis<|message|> ... <|end|>: each message's header says what it is
 
-To add a format that mlx-lm does not know, add its vocabulary, transitions and tool parser beside HARMONY's below.
+The formats of the calls themselves are in call_formats/.
 """
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from scorepool.engine.text.chat import call_formats
+from scorepool.engine.text.chat.call_formats.call_format import ToolParser
+from scorepool.engine.text.chat.call_formats.formats import FORMATS, format_of_mlx_lm, format_of_template
 from scorepool.engine.text.chat.structural_tag import (
     PLAIN_TEXT,
     Marker,
@@ -26,10 +27,8 @@ from scorepool.engine.text.tokenizer import Tokenizer
 
 State = Literal["content", "reasoning", "tool_call", "header"]
 Transitions = dict[State, dict[Marker, State | None]]
-ToolParser = Callable[[str, Any], Any]  # mlx-lm's: (text of a call, tools) to the call. May raise anything
 
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>")  # gpt-oss; mlx-lm does not know it
-PYTHON_TAG = "<|python_tag|>"
 MUSE_SPARK = ("<|start|>", "<|message|>", "<|eom|>")
 _MORE_THINK_TAGS = (("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))  # Mistral, Seed; mlx-lm has others
 _USER_RECIPIENTS = ("user", "commentary", "all")  # messages to these recipients are content
@@ -43,40 +42,32 @@ class ChatTags:
     call: tuple[str, str] | None = None  # the second is empty if only the end of the turn ends a call
     ignored: tuple[str, ...] = ()  # markers around content
     tool_parser: ToolParser | None = None
-    call_format: str | None = None  # the name of what the tool parser reads: mlx-lm's, or one of call_formats.FORMATS
-    opening: bytes = b""  # the text with which an answer begins that is a call; see call_formats
+    call_format: str | None = None  # the name of what the tool parser reads, one of FORMATS; None: mlx-lm alone knows
 
     @classmethod
     def from_mlx_lm(cls, wrapper: Any) -> "ChatTags":
         """Read the markers from mlx-lm's TokenizerWrapper; those of formats that it does not know from call_formats."""
         think = (wrapper.think_start, wrapper.think_end) if wrapper.has_thinking else _think_tags(wrapper.get_vocab())
-        if wrapper.has_tool_calling:
-            return cls(
-                think=think,
-                call=(wrapper.tool_call_start, wrapper.tool_call_end),
-                ignored=tuple(wrapper.structural_markers),
-                tool_parser=wrapper.tool_parser,
-                call_format=wrapper.tool_parser.__module__.rpartition(".")[2],
-            )
         tags = cls(think=think, ignored=tuple(wrapper.structural_markers))
-        name = call_formats.format_of_template(_template_text(wrapper.chat_template))
-        return tags if name is None else tags.with_call_format(name)
+        if not wrapper.has_tool_calling:
+            name = format_of_template(_template_text(wrapper.chat_template))
+            return tags if name is None else tags.with_call_format(name)
+        call = (wrapper.tool_call_start, wrapper.tool_call_end)
+        name = format_of_mlx_lm(wrapper.tool_parser.__module__.rpartition(".")[2])
+        if name is None:
+            return replace(tags, call=call, tool_parser=wrapper.tool_parser)
+        parser = FORMATS[name].parse or wrapper.tool_parser
+        return replace(tags, call=call, tool_parser=parser, call_format=name)
 
-    def with_call_format(self, name: str) -> "ChatTags":
-        """Return the same markers with a format of call_formats.FORMATS."""
-        found = call_formats.FORMATS[name]
-        opening = found.opening.encode()
-        return replace(self, call=found.markers, opening=opening, tool_parser=found.parse, call_format=name)
+    def with_call_format(self, name: str, mlx_lm_parser: ToolParser | None = None) -> "ChatTags":
+        """Return the same markers with a format of FORMATS; mlx-lm's parser reads those without one of their own."""
+        found = FORMATS[name]
+        return replace(self, call=found.markers, tool_parser=found.parse or mlx_lm_parser, call_format=name)
 
-    def with_mlx_lm_format(self, parser_module: Any) -> "ChatTags":
-        """Return the same markers with the format of one of mlx-lm's modules of tool parsers."""
-        return replace(
-            self,
-            call=(parser_module.tool_call_start, parser_module.tool_call_end),
-            opening=b"",
-            tool_parser=parser_module.parse_tool_call,
-            call_format=parser_module.__name__.rpartition(".")[2],
-        )
+    @property
+    def opening(self) -> str:
+        """The text with which an answer begins that is a call."""
+        return "" if self.call_format is None else FORMATS[self.call_format].opening
 
     def check_fit(self, vocabulary: Mapping[str, int]) -> None:
         """Raise ValueError if the model does not write these markers: its tokenizer has no tokens for them."""
@@ -110,6 +101,7 @@ class ChatFormat:
     tool_parser: ToolParser | None = None
     opening: bytes = b""  # the text with which an answer begins that is a call
     names_in_header: bool = False  # the header names the called function and the text holds its arguments
+    delimiter_ids: frozenset[int] = frozenset()  # tokens inside calls that are in no value
     structural_tag: StructuralTag | None = PLAIN_TEXT  # None: answers in this format cannot be constrained
 
     @property
@@ -144,15 +136,35 @@ def detect_chat_format(tags: ChatTags, tokenizer: Tokenizer) -> ChatFormat:
     think = None if tags.think is None else (marker(tags.think[0]), marker(tags.think[1]))
     call = None if tags.call is None else (marker(tags.call[0]), marker(tags.call[1]) if tags.call[1] else None)
     transitions = _tag_transitions(think, call, [marker(text) for text in tags.ignored])
-    if tags.opening:
-        if PYTHON_TAG in vocabulary:  # Llama may begin a call with it
-            transitions["content"][vocabulary[PYTHON_TAG],] = "tool_call"
-        structure = opened_structure(think, tags.call_format or "", tags.opening.decode(), tokenizer.eos_ids)
+    call_format = None if tags.call_format is None else FORMATS[tags.call_format]
+    if call_format is None or not call_format.opening:
+        structure = tag_structure(think, call, call_format, vocabulary, tokenizer.eos_ids)
     else:
-        structure = tag_structure(think, call, tags.call_format, vocabulary, tokenizer.eos_ids)
+        structure = opened_structure(think, call_format, vocabulary, tokenizer.eos_ids)
+        _add_optional_markers(transitions, call_format.optional_markers, vocabulary)
     return chat_format(
-        transitions=transitions, tool_parser=tags.tool_parser, opening=tags.opening, structural_tag=structure
+        transitions=transitions,
+        tool_parser=tags.tool_parser,
+        opening=tags.opening.encode(),
+        delimiter_ids=_ids_of(() if call_format is None else call_format.delimiters, vocabulary),
+        structural_tag=structure,
     )
+
+
+def _ids_of(texts: Collection[str], vocabulary: Mapping[str, int]) -> frozenset[int]:
+    return frozenset(vocabulary[text] for text in texts if text in vocabulary)
+
+
+def _add_optional_markers(
+    transitions: Transitions, markers: tuple[str, str] | None, vocabulary: Mapping[str, int]
+) -> None:
+    """Let calls that begin with a text stand between these tokens too, where the vocabulary has them."""
+    if markers is None or markers[0] not in vocabulary:
+        return
+    start, end = markers
+    transitions["content"][vocabulary[start],] = "tool_call"
+    if end in vocabulary:
+        transitions["content"][vocabulary[end],] = transitions["tool_call"][vocabulary[end],] = "content"
 
 
 def state_of_message(header: Sequence[str]) -> State:

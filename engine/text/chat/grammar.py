@@ -11,18 +11,16 @@ from typing import Any
 
 from scorepool.engine.errors import InvalidRequest
 from scorepool.engine.text.chat import gbnf
+from scorepool.engine.text.chat.call_formats.call_format import COMPACT, ToolCallTag, json_rule
 from scorepool.engine.text.chat.output_parser import OutputParser
 from scorepool.engine.text.chat.regex_rule import regex_rule
-from scorepool.engine.text.chat.structural_tag import StructuralTag, ToolCallTag
+from scorepool.engine.text.chat.structural_tag import StructuralTag
 
 # Without `no_forcing`, llguidance picks tokens itself where only one text may follow, and may write markers as text.
 _OPTIONS = '%llguidance {"no_forcing": true}'
-_COMPACT: dict[str, Any] = {"whitespace_flexible": False}  # else a model may write spaces until it has no tokens left
-_TEMPLATE_SPACING = _COMPACT | {"item_separator": ", ?", "key_separator": ": ?"}  # templates put spaces in calls
-_LENIENT = {"lenient": True, "coerce_one_of": True}
 CONTENT = "content: "
 ABOUT_PARAMETERS = "the parameters of "  # the beginning of an error about a function
-_ARGUMENTS_RULE = re.compile(r"arguments_(?P<index>\d+): ")
+_ARGUMENTS_RULE = re.compile(r"arguments_(?P<index>\d+)\w*: ", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +53,7 @@ def unsupported_reason(tag: StructuralTag | None, has_functions: bool) -> str | 
     if tag is None:
         return "this model's answers are messages with headers of a kind that cannot be constrained"
     if has_functions and tag.tool_call is None:
-        return "this model's calls cannot be constrained: their format is not known to be JSON"
+        return "this model's calls cannot be constrained: there is no grammar of their format"
     return None
 
 
@@ -87,7 +85,7 @@ def index_of_arguments(rule: str) -> int | None:
 def _content_rule(spec: StructuredOutputSpec) -> str:
     """Return the rule of content. Raises InvalidRequest."""
     if spec.json_schema is not None:
-        return _json_rule(spec.json_schema, _COMPACT)
+        return json_rule(spec.json_schema, COMPACT)
     if spec.regex is not None:
         return regex_rule(spec.regex)
     if spec.choice is not None:
@@ -113,18 +111,14 @@ def _call_rules(spec: StructuredOutputSpec, tag: ToolCallTag) -> list[str]:
         schema_type = function.parameters.get("type", "object")
         if schema_type != "object" and not (isinstance(schema_type, list) and "object" in schema_type):
             raise InvalidRequest(f"{ABOUT_PARAMETERS}{function.name!r}: expected a schema of objects")
-        options = _TEMPLATE_SPACING if function.strict else _TEMPLATE_SPACING | _LENIENT
-        rules.append(f"{_arguments_rule(index)}: {_json_rule({**function.parameters, 'type': 'object'}, options)}")
+        try:
+            rules += tag.arguments(_arguments_rule(index), function.parameters, function.strict)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{ABOUT_PARAMETERS}{function.name!r}: {error.message}") from None
+        except RecursionError:
+            raise InvalidRequest(f"{ABOUT_PARAMETERS}{function.name!r} are nested too deeply") from None
     return rules
 
 
 def _arguments_rule(index: int) -> str:
     return f"arguments_{index}"
-
-
-def _json_rule(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    """Return the rule of JSON that follows the schema. Raises InvalidRequest."""
-    try:
-        return f"%json {json.dumps({**schema, 'x-guidance': options})}"
-    except RecursionError:
-        raise InvalidRequest("a schema is nested too deeply") from None

@@ -121,6 +121,7 @@ class GrammarCompiler:
 def _write_tokenizer(tokenizer: Tokenizer, chat_format: ChatFormat) -> bytes:
     """Write a tokenizer in which markers are special tokens, so that constrained text contains none."""
     config = json.loads(tokenizer.hf_tokenizer.backend_tokenizer.to_str())
+    special = chat_format.marker_ids | chat_format.delimiter_ids
     for token in config["added_tokens"]:
-        token["special"] = token["special"] or token["id"] in chat_format.marker_ids
+        token["special"] = token["special"] or token["id"] in special
     return tokenizer_message(config, sorted(chat_format.eos_ids))

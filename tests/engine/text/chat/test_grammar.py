@@ -129,6 +129,20 @@ LOOK = {
     "nemotron_json": '<TOOLCALL>[{"name": "look", "arguments": {"x": 1}}]</TOOLCALL>',
     "jamba": '<tool_calls>[{"name": "look", "arguments": {"x": 1}}]</tool_calls>',
     "harmony": '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"x": 1}<|call|>',
+    "phi4_mini_json": 'functools[{"name": "look", "arguments": {"x": 1}}]',
+    "functionary": '<function=look>{"x": 1}</function>',
+    "qwen3_coder": "<tool_call>\n<function=look>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>",
+    "seed_oss": "<seed:tool_call>\n<function=look>\n<parameter=x>1</parameter>\n</function>\n</seed:tool_call>",
+    "glm47": "<tool_call>look\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    "longcat": "<longcat_tool_call>look<longcat_arg_key>x</longcat_arg_key><longcat_arg_value>1</longcat_arg_value>"
+    "</longcat_tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="look">\n<parameter name="x">1</parameter>\n</invoke>\n'
+    "</minimax:tool_call>",
+    "gemma4": "<|tool_call>call:look{x:1}<tool_call|>",
+    "function_gemma": "<start_function_call>call:look{x:1}<end_function_call>",
+    "lfm2": "<|tool_call_start|>[look(x=1)]<|tool_call_end|>",
+    "llama4_pythonic": "[look(x=1)]",
+    "pythonic": "[look(x=1)]",
 }
 
 
@@ -154,7 +168,7 @@ def test_an_answer_that_may_be_a_call_is_any_other_text_or_a_call():
 
 
 @pytest.mark.parametrize("name", sorted({*FORMATS, *OPENED_FORMATS} - {*LOOK, "opened"}))
-def test_calls_whose_format_is_not_json_are_refused(name: str):
+def test_calls_whose_format_has_no_grammar_are_refused(name: str):
     assert chat_codec_of(name).grammar_compiler.unsupported_reason(has_functions=True)
     with pytest.raises(InvalidRequest):
         Answer(name, MUST_CALL)
@@ -194,7 +208,7 @@ def demo_chat_codec(root: Path) -> ChatCodec:
     """Return the demo model's codec, with call markers that are not special tokens and do not look like any."""
     fast = PreTrainedTokenizerFast.from_pretrained(root / "scorepool" / "models" / "demo")
     fast.add_tokens(["[CALL]", "[/CALL]"])
-    tags = ChatTags(call=("[CALL]", "[/CALL]"), tool_parser=parse_tool_call, call_format="json_tools")
+    tags = ChatTags(call=("[CALL]", "[/CALL]"), tool_parser=parse_tool_call, call_format="hermes")
     return ChatCodec(Tokenizer(fast, [2]), tags)
 
 

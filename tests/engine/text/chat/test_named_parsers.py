@@ -12,8 +12,12 @@ SAMPLES = FORMATS | OPENED_FORMATS
 SAMPLE_OF = {  # the sample of the format of a name, if they differ
     "functiongemma": "function_gemma",
     "glm45": "glm47",
+    "gpt_oss": "harmony",
+    "granite4": "json_tools",
     "hermes": "json_tools",
-    "lfm2": "pythonic",
+    "llama4_json": "llama3_json",
+    "mimo": "qwen3_coder",
+    "openai": "harmony",
     "qwen3_xml": "qwen3_coder",
 }
 NAMES = [name for name in TOOL_PARSERS if name not in ("auto", "none")]
@@ -47,7 +51,7 @@ def test_none_reads_no_calls_and_no_reasoning(tmp_path: Path):
     assert codec.tools_unsupported_reason() == "the format in which this model calls functions is not known"
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in OPENED_FORMATS])
+@pytest.mark.parametrize("name", [name for name in NAMES if SAMPLE_OF.get(name, name) not in OPENED_FORMATS])
 def test_a_format_whose_markers_are_no_tokens_is_refused(name: str, tmp_path: Path):
     with pytest.raises(LoadError, match=rf"tool_parser {name} does not fit this model: the tokenizer has no token '"):
         codec_of("phi4_mini_json", tmp_path, tool_parser=name)

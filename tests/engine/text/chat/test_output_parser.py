@@ -100,7 +100,7 @@ def test_a_call_that_was_cut_off_is_content(name: str):
         ("qwen3_coder", "</tool_call>"),
         ("glm47", "</tool_call>"),
         ("gemma4", "<tool_call|>"),
-        ("pythonic", "<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_end|>"),
     ],
 )
 def test_a_call_that_ends_with_the_turn_needs_no_closing_tag(name: str, tag: str):

@@ -43,7 +43,7 @@ EOS_OF = {  # each template's token that ends a turn
     "qwen3_instruct_2507": "<|im_end|>",
 }
 CALLING = set(EOS_OF) - {"cohere2", "gemma3", "phi3"}
-CONSTRAINED = {"gptoss", "llama3_1", "qwen2_5", "qwen3", "qwen3_instruct_2507"}
+CONSTRAINED = CALLING - {"muse_glimmer"}
 NO_REASONING = {"lfm2_v2", "llama3_1", "qwen2_5", "qwen3_instruct_2507"}  # these drop a turn's reasoning
 ONE_TEXT = {"gptoss", "llama3_1", "muse_glimmer"}  # these render reasoning or content before a call, or neither
 INCONSISTENT = {"nemotron_3_nano"}  # renders a turn without reasoning differently from its generation prompt
@@ -120,12 +120,14 @@ def test_a_turn_with_a_call_is_parsed_as_it_was_rendered(name: str):
     assert found == (reasoning, content, [("look", {"place": "Zürich", "x": 3})])
 
 
-@pytest.mark.parametrize("name", sorted(CONSTRAINED))
+@pytest.mark.parametrize("name", sorted(CONSTRAINED - {"nemotron_3_nano"}))  # it ends a turn with a line break
 def test_the_models_grammar_allows_a_rendered_turn_with_a_call(name: str):
     chat = published(name)
     content = "" if name in ONE_TEXT else "I look."
     turn = {"role": "assistant", "content": content, "reasoning_content": "Hm.", "tool_calls": [CALL]}
     generation_prompt, answer = answer_of(name, turn, RENDERED_TOOLS)
+    if name == "gemma4_v3":  # renders content after the calls
+        answer = answer[: answer.index(chat.tokenizer.encode("<tool_call|>", add_bos=False)[0][0]) + 1]
     place, x = {"type": "string"}, {"type": "integer"}
     functions = [Function(name="look", parameters={"properties": {"place": place, "x": x}})]  # in order
 

@@ -1,0 +1,196 @@
+"""Values that a format writes without quotes: a string as it is, anything else as JSON. No MLX.
+
+    <parameter=place>        <parameter=x>
+    Zürich                   [1, 2]
+    </parameter>             </parameter>
+
+The schema says what a text means: "5" is a string where the schema wants one, and a number where it does not.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from scorepool.engine.errors import InvalidRequest
+from scorepool.engine.text.chat.call_formats.call_format import COMPACT, Schema, json_rule, literal
+from scorepool.engine.text.chat.call_formats.schemas import (
+    MAX_DEPTH,
+    check_keywords,
+    check_types,
+    choices,
+    constants,
+    resolve,
+    type_name,
+    types_of,
+)
+
+_PYTHON_WORDS = {"True": True, "False": False, "None": None}  # as Jinja writes them
+_UNREADABLE = object()
+_JSON_BEGINNING = r'\s"\-0-9\[{'  # a string that may also be a number, a list or an object does not begin like one
+_WORDS = {"boolean": ("true", "false", "True", "False"), "null": ("null", "None")}
+_STRING_KEYWORDS = ("type", "anyOf", "oneOf", "allOf", "$ref", "minLength", "maxLength", "pattern", "format")
+_ANCHORED = re.compile(r"(?P<start>\^?)(?P<body>(?:\\.|\[(?:\\.|[^\]\\])*\]|[^\\^$\[])*)(?P<end>\$?)", re.DOTALL)
+_ANY = "(.|\\n)*"
+_DIGITS = "[0-9]"
+_DATE = rf"{_DIGITS}{{4}}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_TIME = rf"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.{_DIGITS}+)?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_FORMATS = {
+    "date": _DATE,
+    "date-time": f"{_DATE}T{_TIME}",
+    "email": r"[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+",
+    "ipv4": rf"{_BYTE}(\.{_BYTE}){{3}}",
+    "time": _TIME,
+    "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+}
+
+
+def read_value(text: str, schema: Any, root: Schema) -> Any:
+    """Return the value that a text means under a schema."""
+    types = told_types(schema, root)
+    if types == {"string"}:
+        return text
+    value = _read(text.strip())
+    if value is _UNREADABLE or (type_name(value) not in types and "string" in types):
+        return text
+    return value
+
+
+def told_types(schema: Any, root: Schema) -> frozenset[str]:
+    """Return the types that a schema allows: all of them if it cannot be followed."""
+    try:
+        return types_of(schema, root)
+    except InvalidRequest:
+        return types_of({}, {})
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    if text in _PYTHON_WORDS:
+        return _PYTHON_WORDS[text]
+    if text[:1] not in ("{", "["):
+        return _UNREADABLE
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return _UNREADABLE
+
+
+def value_rules(rule: str, schema: Any, root: Schema, strict: bool, end: str, never: str = "") -> list[str]:
+    """Return the rules of a value and of the text that ends it. `rule` names the first. Raises InvalidRequest.
+
+    A string and its end are one terminal: a terminal of the string alone would go on into the end. Without an end, a
+    token ends the value, and no string holds the text `never`, which is that token's.
+    """
+    schema = resolve(schema, root)
+    types = types_of(schema, root)
+    check_types(types)
+    if "string" not in types and constants(schema) is None:
+        return [f"{rule}: {rule}_json {literal(end)}", f"{rule}_json: {_json(schema, root, strict)}"]
+    alternatives, rules = list[str](), list[str]()
+    for index, leaf in enumerate(_leaves(schema, root)):
+        if (values := constants(leaf)) is not None:
+            alternatives += [literal(_written(value) + end) for value in values]
+            continue
+        leaf_types = types_of(leaf, root)
+        for name in sorted(leaf_types & _WORDS.keys()):
+            alternatives += [literal(word + end) for word in _WORDS[name] if word[0].islower()]
+        if "string" in leaf_types:
+            alternatives.append(f"{rule.upper()}_{index}")
+            text = _text_terminal(leaf, types - {"string"}, strict, end, never)
+            rules.append(f"{rule.upper()}_{index}: {text}")
+        if json_types := leaf_types - {"string"} - _WORDS.keys():
+            alternatives.append(f"{rule}_json_{index} {literal(end)}")
+            rules.append(f"{rule}_json_{index}: {_json({**leaf, 'type': _as_listed(json_types)}, root, strict)}")
+    return [f"{rule}: {' | '.join(alternatives)}", *rules]
+
+
+def _leaves(schema: Any, root: Schema, depth: int = 0) -> Iterator[Schema]:
+    """Yield the schemas of which one holds."""
+    schema = resolve(schema, root)
+    several = None if constants(schema) is not None else choices(schema)
+    if several is None:
+        yield schema
+        return
+    if depth > MAX_DEPTH:
+        raise InvalidRequest("a schema is nested too deeply")
+    for each in several:
+        yield from _leaves(each, root, depth + 1)
+
+
+def _as_listed(types: frozenset[str]) -> list[str]:
+    return sorted(types - {"integer"} if "number" in types else types)
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _json(schema: Schema, root: Schema, strict: bool) -> str:
+    definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
+    options = COMPACT | {"item_separator": ", ?", "key_separator": ": ?"}
+    lenient = {} if strict else {"lenient": True, "coerce_one_of": True}
+    return json_rule({**definitions, **schema}, options | lenient)
+
+
+def _text_terminal(schema: Schema, others: frozenset[str], strict: bool, end: str, never: str) -> str:
+    """Return the terminal of a string and its end. The string is no other value of the schema."""
+    if not others:
+        check_keywords(schema, _STRING_KEYWORDS, strict)
+    found, ending = string_patterns(schema, strict, end, never), _escaped(end)
+    if others - _WORDS.keys():
+        found.append(f"~/[{_JSON_BEGINNING}](.|\\n)*/")
+    words = [word for name in sorted(others & _WORDS.keys()) for word in _WORDS[name]]
+    if words:
+        found.append(f"~/[ \\t\\r\\n]*({'|'.join(words)})[ \\t\\r\\n]*{ending}/")
+    return " & ".join(found)
+
+
+def string_patterns(schema: Schema, strict: bool, end: str, never: str) -> list[str]:
+    """Return patterns that a string and its end follow, all of them. The end is in it once.
+
+    Without an end, the text `never` is nowhere in it. Raises InvalidRequest.
+    """
+    ending = _escaped(end)
+    found = [f"/(.|\\n){_length(schema)}{ending}/"]
+    found.append(f"~/(.|\\n)*{ending}(.|\\n)+/" if end else f"~/(.|\\n)*{_escaped(never)}(.|\\n)*/")
+    if (pattern := _pattern(schema, strict)) is not None:
+        found.append(f"/{pattern}{ending}/")
+    return found
+
+
+def _length(schema: Schema) -> str:
+    least, most = schema.get("minLength"), schema.get("maxLength")
+    if least is None and most is None:
+        return "*"
+    return f"{{{least or 0},{'' if most is None else most}}}"
+
+
+def _pattern(schema: Schema, strict: bool) -> str | None:
+    """Return the regular expression of the strings, None if any will do. Raises InvalidRequest."""
+    if isinstance(told := schema.get("format"), str):
+        if told in _FORMATS:
+            return _FORMATS[told].replace("/", "\\/")
+        if strict:
+            raise InvalidRequest(f"Unknown format: {told}")
+    pattern = schema.get("pattern")
+    if not isinstance(pattern, str):
+        return None
+    found = _ANCHORED.fullmatch(pattern)
+    if found is None:
+        if strict:
+            raise InvalidRequest(f"a pattern with anchors inside cannot be followed in these calls: {pattern[:100]}")
+        return None
+    body = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", found["body"]).replace("\n", "\\n")
+    before, after = ("" if found[anchor] else _ANY for anchor in ("start", "end"))
+    return f"{before}({body}){after}"
+
+
+def _escaped(text: str) -> str:
+    """Return a text as a part of a regular expression."""
+    return re.sub(r"([^\w\s<>])", r"\\\1", text).replace("\n", "\\n")

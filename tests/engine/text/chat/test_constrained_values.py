@@ -1,0 +1,96 @@
+"""Arguments of calls that are not JSON follow their schema: random walks through the grammar are valid calls."""
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from scorepool.engine import InvalidRequest
+from scorepool.engine.text.chat.grammar import Function, StructuredOutputSpec
+from tests.chat_formats import EOS, chat_codec_of, compile_constraint, generation_prompt_of, ids_of
+from tests.engine.text.chat.test_grammar_compiler import ids_in
+
+NOT_JSON = ["qwen3_coder", "seed_oss", "minimax_m2", "glm47", "longcat"]
+NESTED = ["gemma4", "function_gemma", "lfm2", "llama4_pythonic", "pythonic"]
+ADDRESS = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 3}, "zip": {"type": "integer", "minimum": 1, "maximum": 99}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "$defs": {"address": ADDRESS},
+    "properties": {
+        "text": {"type": "string", "minLength": 1, "maxLength": 4},
+        "unit": {"enum": ["C", "F, or K"]},
+        "code": {"type": "string", "pattern": "^[a-c]{2}$"},
+        "number": {"type": "number", "minimum": 0, "maximum": 10},
+        "sure": {"type": "boolean"},
+        "note": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]},
+        "address": {"$ref": "#/$defs/address"},
+        "tags": {"type": "array", "items": {"enum": ["x", "y", 5]}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["text", "unit", "sure", "tags"],
+    "additionalProperties": False,
+}
+LETTERS = set(b"aZ7'\"\\,.-:{}[]()<>/| \n") | set("ü".encode())
+
+
+def walk(name: str, schema: dict[str, Any], seed: int) -> list[Any]:
+    """Generate at random what the grammar allows, and return the calls that are read from it."""
+    chat = chat_codec_of(name)
+    spec = StructuredOutputSpec(functions=[Function(name="look", parameters=schema, strict=True)], must_call=True)
+    prompt = generation_prompt_of(name)
+    constraint, parser = compile_constraint(chat, spec, prompt), chat.output_parser(prompt)
+    rng, generated, eos = random.Random(seed), list[int](), ids_of(name, EOS)[0]
+    while generated[-1:] != [eos]:
+        allowed = ids_in(constraint.token_bitmask(generated))
+        assert constraint.error is None
+        assert len(generated) < 2000, chat.tokenizer.decode(generated)
+        plain = [i for i in allowed if i >= 256 or set(chat.tokenizer.token_bytes(i)) <= LETTERS]
+        usual = plain if rng.random() < 0.95 else sorted(allowed)
+        endings = [i for i in allowed if i >= 256]  # not to stay in a string for long
+        if eos in allowed and rng.random() < 0.7:
+            endings = plain = [eos]
+        generated.append(rng.choice(endings if endings and rng.random() < 0.3 else sorted(usual or allowed)))
+        parser.read(generated[-1])
+    parser.end()
+    tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    assert parser.spans, chat.tokenizer.decode(generated)
+    calls = [chat.parse_tool_calls(span, generated, [tool]) for span in parser.spans]
+    assert all(calls), chat.tokenizer.decode(generated)
+    assert "content" not in parser.channels, chat.tokenizer.decode(generated)
+    return [json.loads(call.arguments) for each in calls for call in each]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", [*NOT_JSON, *NESTED])
+def test_whatever_the_grammar_allows_is_a_call_whose_arguments_are_valid(name: str, seed: int):
+    for arguments in walk(name, SCHEMA, seed):
+        jsonschema.validate(arguments, SCHEMA)
+
+
+@pytest.mark.parametrize("name", [*NOT_JSON, *NESTED])
+def test_a_function_without_arguments_is_called_without(name: str):
+    assert walk(name, {"type": "object", "properties": {}, "additionalProperties": False}, 0)[0] == {}
+
+
+@pytest.mark.parametrize("name", [*NOT_JSON, *NESTED])
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "foo"}, "Invalid type: foo"),
+        ({"type": "string", "format": "nope"}, "Unknown format: nope"),
+        ({"$ref": "#/$defs/nope"}, "leads nowhere"),
+        ({"$ref": "#/properties/a"}, "lead back to themselves"),
+    ],
+)
+def test_what_a_grammar_cannot_follow_is_refused_with_the_functions_name(
+    name: str, schema: dict[str, Any], reason: str
+):
+    function = Function(name="fly", parameters={"properties": {"a": schema}}, strict=True)
+    with pytest.raises(InvalidRequest, match=f"^the parameters of 'fly': .*{reason}"):
+        compile_constraint(chat_codec_of(name), StructuredOutputSpec(functions=[function]), generation_prompt_of(name))

@@ -45,6 +45,7 @@ class CompareOptions(JobOptions, total=False):
     prompt: str | list[int] | None
     top_logprobs: int
     temperature: float
+    rank: bool
     cache: bool
     cache_salt: str | None
 

@@ -167,6 +167,13 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     stamp: Provenance
     context_length: Annotated[int, Meta(description="Tokens of prompt and answer together.")]
     vocab_size: int
+    vocabulary: Annotated[
+        str | None,
+        Meta(
+            description="Digest of the bytes of all token ids, and of how text is encoded: models with the same one "
+            "have the same tokens. null: the worker is of an older release."
+        ),
+    ] = None
     self_test: Annotated[str, Meta(description='"passed", or how the engine works around what failed.')]
     worker: Annotated[str, Meta(description="The worker's name.")]
     aliases: Annotated[list[str], Meta(description="Other names that clients may use.")] = []

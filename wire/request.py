@@ -286,7 +286,7 @@ class Score(Submission, tag="score", frozen=True, kw_only=True):
 
 
 DEFAULT_COMPARED = 128  # most likely tokens of the base
-NOT_COMPARED = ("score", "targets", "rank", "entropy", "packed", "on_item_error", "truncate")
+NOT_COMPARED = ("score", "targets", "entropy", "packed", "on_item_error", "truncate")
 
 
 class Compare(Score, tag="compare", frozen=True, kw_only=True):
@@ -319,8 +319,9 @@ class Compare(Score, tag="compare", frozen=True, kw_only=True):
             raise ValueError("`top_logprobs` must be at least 1, or -1 for the whole vocabulary")
 
     def base_request(self) -> Score:
-        """Return the job of the base."""
-        names = [each.name for each in fields(Score) if each.name not in ("model", "adapter", "webhook", "packed")]
+        """Return the job of the base. `adapter`, `if_weights` and `webhook` are the model's."""
+        own = ("model", "adapter", "if_weights", "webhook", "packed")
+        names = [each.name for each in fields(Score) if each.name not in own]
         return Score(model=self.base, packed=True, **{name: getattr(self, name) for name in names})
 
 

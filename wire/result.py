@@ -261,13 +261,19 @@ class Divergence(Struct, frozen=True, kw_only=True):
     max: float
 
 
-class ComparedSequence(Struct, frozen=True, kw_only=True):
-    """Compare the tokens of one sequence under two models. The columns have one entry per token of the result."""
+class ComparedSequence(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Compare the tokens of one sequence under two models. The columns have one entry per token of the result.
+
+    A text's first token has no distribution, and null entries, if the model's texts begin without BOS.
+    """
 
     base_logprobs: Annotated[Floats, Meta(description="Logprobs of the tokens under the base.")]
     kld_lower: Annotated[Floats, Meta(description="KL(base || model) of each distribution, at least.")]
     kld_upper: Annotated[Floats, Meta(description="The same, at most. Equal if the whole vocabulary was compared.")]
-    same_top: Annotated[list[bool], Meta(description="True where both find the same token most likely.")]
+    same_top: Annotated[list[bool | None], Meta(description="True where both find the same token most likely.")]
+    base_ranks: Annotated[
+        list[int | None] | None, Meta(description="Ranks of the tokens under the base, with `rank`.")
+    ] = None
 
 
 class ModelComparison(Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ import msgspec
 
 import scorepool
 from scorepool import options, webhook, wire
-from scorepool.files import Estimate, Mean, Perplexity, Summary
+from scorepool.files import Divergence, Estimate, Mean, Perplexity, Summary
 from scorepool.files.file_run import FileOptions
 from scorepool.sdk import client, errors
 from scorepool.sdk.batches import Batches
@@ -81,7 +81,7 @@ def _reference() -> Iterator[str]:
         yield _function(function.__name__, function)
     yield "### Options of these functions\n"
     yield from _table(FileOptions.__annotations__, FileOptions)
-    for message in (Summary, Mean, Estimate, Perplexity):
+    for message in (Summary, Mean, Divergence, Estimate, Perplexity):
         yield _described(message.__name__, message)
         yield from _table(message.__struct_fields__, message)
     yield "## Messages\n"

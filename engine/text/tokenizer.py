@@ -4,6 +4,7 @@ Ids that a caller gives pass untouched. Text gets the model's own prefix (BOS fo
 a suffix only as a whole text to be classified. Chats are in chat/codec.py.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from threading import Lock
 from typing import Any
@@ -13,6 +14,12 @@ from scorepool.engine.text.vocabulary import read_token_bytes
 
 # The modules of transformers whose `encode` only passes a text on to the backend.
 _OF_ALL_MODELS = {"transformers.tokenization_utils_base", "transformers.tokenization_utils_tokenizers"}
+
+# Words, numbers, spaces, code and scripts, which tokenizers divide differently.
+_SAMPLE = (
+    "The quick brown fox couldn't jump over 1234567 lazy dogs;  größer, naïve, 你好世界, привет, こんにちは, 🙂👍🏽\n\n"
+    "def f(x_1: int) -> str:\n\treturn f'{x_1:>8}'  # a comment\r\n    <b>HTML</b> https://example.com/?a=b 1e-10"
+)
 
 
 class Tokenizer:
@@ -104,6 +111,18 @@ class Tokenizer:
             if mine != its:
                 return f"token {token_id} is {mine!r} in the model's and {its!r} in the draft's"
         return None
+
+    def digest(self) -> str:
+        """Return a digest of the bytes of all ids, of the prefix of texts, and of how a sample is divided into tokens.
+
+        Two tokenizers of one digest give texts the same ids, and ids the same bytes.
+        """
+        found = hashlib.blake2b(digest_size=16)
+        for token_id in sorted(self._token_bytes):
+            token = self._token_bytes[token_id]
+            found.update(b"%d %d " % (token_id, len(token)) + token)
+        found.update(repr((self._prefix, self._encode_without_prefix(_SAMPLE))).encode())
+        return found.hexdigest()
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode the tokens' joined bytes. Bytes that are not UTF-8 become U+FFFD."""

@@ -50,6 +50,9 @@ def compare(
     completion: Completion = None,
     text: Text = None,
     temperature: Temperature = 1.0,
+    top_logprobs: Annotated[
+        int, typer.Option(min=-1, help="Most likely tokens from which KLD is computed. -1: the whole vocabulary.")
+    ] = 128,  # DEFAULT_COMPARED of wire, which is not imported here
     tokens: Tokens = False,
     priority: Priority = "normal",
     url: Url = DEFAULT_URL,
@@ -61,8 +64,12 @@ def compare(
     dry_run: DryRun = False,
     plot: Plot = None,
 ) -> None:
-    """Score each row of FILE under several models: its columns, the scores of each model, and the differences."""
-    run_on_file("compare", files.compare_file, partial(show_comparison, later_models=models[1:]), **locals())
+    """Score each row of FILE under several models: its columns, the scores of each model, and the differences.
+
+    Models that have the first one's vocabulary get the divergence of their distributions from its own, by the names of
+    llama.cpp's perplexity tool: Mean KLD, Same top p and so on.
+    """
+    run_on_file("compare", files.compare_file, partial(show_comparison, models=models), **locals())
 
 
 @app.command(epilog=EXIT_STATUS)
@@ -97,10 +104,13 @@ def perplexity(
     run_on_file("perplexity", files.perplexity, corpus_table.show_perplexity, **locals())
 
 
-def show_comparison(summary: "files.Summary", out: str, later_models: list[str]) -> None:
-    """Print on stderr what was done, and in how many rows the models do not see the same tokens."""
+def show_comparison(summary: "files.Summary", out: str, models: list[str]) -> None:
+    """Print on stderr what was done, how far the models are apart, and in how many rows they see other tokens."""
     show_summary(summary, out)
+    first, *later_models = models
     for model in later_models:
+        if model in summary.divergences:
+            typer.echo("\n".join(divergence_lines(model, first, summary.divergences[model])), err=True)
         by_byte, by_token = (
             summary.means[name].number if name in summary.means else 0
             for name in (f"{model}_{files.PER_BYTE_DIFFERENCE}", f"{model}_{files.PER_TOKEN_DIFFERENCE}")
@@ -111,3 +121,29 @@ def show_comparison(summary: "files.Summary", out: str, later_models: list[str])
                 f"their {files.PER_TOKEN_DIFFERENCE} is null, and bits per byte can be compared",
                 err=True,
             )
+
+
+def divergence_lines(model: str, first: str, found: "files.Divergence") -> list[str]:
+    """Return what llama.cpp's perplexity tool prints of two models, by its names. Q is the model."""
+    lower, upper = found.kld_lower, found.kld_upper
+    stderr = "" if found.kld_stderr is None else f" ± {found.kld_stderr:.6f}"
+    lines = {
+        "Mean PPL(Q)": f"{found.perplexity:.4f}",
+        "Mean PPL(base)": f"{found.base_perplexity:.4f}",
+        "Mean KLD": _between(lower.mean, upper.mean) + stderr,
+        "Maximum KLD": _between(lower.max, upper.max),
+        "99.0% KLD": _between(lower.p99, upper.p99),
+        "Median KLD": _between(lower.median, upper.median),
+        "Mean Δp": f"{100 * found.mean_delta_p:.3f} %",
+        "RMS Δp": f"{100 * found.rms_delta_p:.3f} %",
+        "Same top p": f"{100 * found.same_top_p:.3f} %",
+    }
+    return [
+        f"{model} (Q) against {first} (base), {found.num_tokens:,} tokens",
+        *(f"{name:14}  {value}" for name, value in lines.items()),
+    ]
+
+
+def _between(lower: float, upper: float) -> str:
+    one, other = f"{lower:.6f}", f"{upper:.6f}"
+    return one if one == other else f"{one} to {other}"

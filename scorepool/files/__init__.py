@@ -13,6 +13,7 @@ from scorepool.files.corpus import Perplexity, perplexity
 from scorepool.files.errors import BadInput, FileError, OutputError, ServerError
 from scorepool.files.formats.documents import FILE_COLUMN
 from scorepool.files.functions import generate_file, score_file
+from scorepool.files.output.divergences import Divergence
 from scorepool.files.output.journal import Counts
 from scorepool.files.output.means import Mean
 from scorepool.files.process import Estimate, Summary
@@ -25,6 +26,7 @@ __all__ = [
     "PER_TOKEN_DIFFERENCE",
     "BadInput",
     "Counts",
+    "Divergence",
     "Estimate",
     "FileError",
     "Mean",

@@ -19,7 +19,7 @@ from scorepool.files.output.stdout_output import StdoutOutput
 from scorepool.files.process import Estimate, Model, Output, Summary
 from scorepool.files.rows import Values
 from scorepool.files.scoring.columns import check_has_columns
-from scorepool.files.scoring.scorer import Scorer
+from scorepool.files.scoring.scorer import Scorer, sequences_of
 from scorepool.files.scoring.tasks import ScoreTask, Task
 from scorepool.files.scoring.windows import DOCUMENT_COLUMNS, DocumentTask, WindowScoring, document_columns, document_of
 from scorepool.sdk import AsyncClient
@@ -99,8 +99,9 @@ def perplexity(
 
     def make_task(client: AsyncClient, models: list[Model], run_id: str) -> Task:
         name = models[0].name
-        scorer = Scorer(client, name, partial(wire.Score, priority=priority, wait_for_model=True), run_id)
-        task = ScoreTask([scorer], choose_windows(models[0], context, stride))
+        make_request = partial(wire.Score, priority=priority, wait_for_model=True)
+        scorer = Scorer(client, name, make_request, run_id, sequences_of)
+        task = ScoreTask(scorer, choose_windows(models[0], context, stride))
         return DocumentTask(client, name, run_id, column=column, dropped=dropped, priority=priority, task=task)
 
     def collect(*_: object) -> Output:

@@ -140,6 +140,7 @@ def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
                     num_tokens=output.counts.num_tokens,
                     models=[model.name for model in models],
                     means=output.counts.means,
+                    divergences={name: each.summarise() for name, each in output.counts.divergences.items()},
                     stamp_differences=differences,
                 )
 

@@ -62,7 +62,7 @@ def score_file(
             answer_is=answer_is,
             delimiter=delimiter,
         )
-        return plan_scores("score", scoring, temperature=temperature, prefix=prefix, priority=priority)
+        return plan_scores(scoring, temperature=temperature, prefix=prefix, priority=priority)
 
     source = open_source(fspath(path), options.get("input_format"))
     return run_file(place_of(source, out, model, options), plan)

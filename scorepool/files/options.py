@@ -8,7 +8,7 @@ from scorepool.files.errors import BadInput
 
 def check_options(request_type: type[wire.Score] | type[wire.Generate], **options: Any) -> None:
     """Check options that become the fields of a request. Raises BadInput, which names the option."""
-    rows = {"items": [{"prompt": "a", "completion": "b"}]} if request_type is wire.Score else {"prompt": "a"}
+    rows = {"prompt": "a"} if request_type is wire.Generate else {"items": [{"prompt": "a", "completion": "b"}]}
     try:
         wire.parse(wire.encode({"model": "m", **rows, **options}), request_type, "msgpack")
     except wire.Invalid as error:

@@ -13,6 +13,7 @@ from msgspec import Struct
 from scorepool import wire
 from scorepool.files.errors import BadInput, ServerError
 from scorepool.files.formats.registry import Source
+from scorepool.files.output.divergences import Divergence
 from scorepool.files.output.journal import Counts
 from scorepool.files.output.means import Mean
 from scorepool.files.rows import Done, DoneRows, Row, Values
@@ -46,6 +47,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     num_tokens: int
     models: list[str]
     means: dict[str, Mean] = {}  # of new columns, over the rows that did not fail and have a value
+    divergences: dict[str, Divergence] = {}  # of `compare_file`: of each model from the first one
     stamp_differences: list[str]  # between results of this process: empty if one model and software computed them all
     estimate: Estimate | None = None  # of a dry run alone
 
@@ -97,6 +99,12 @@ class Model(NamedTuple):
     context_length: int  # tokens, the shortest of its workers
     fingerprint: str  # of its weights, or of each of several
     tokens_per_s: float | None  # of its workers in their last jobs; None: one has ended no job yet
+    vocabulary: str | None = None  # digest of its tokens, None if not all workers have one
+    vocab_size: int = 0
+
+    def has_tokens_of(self, other: "Model") -> bool:
+        """True if both divide text into the same tokens."""
+        return (self.vocabulary, self.vocab_size) == (other.vocabulary, other.vocab_size) and bool(self.vocabulary)
 
 
 async def choose_models(url: str, api_key: str, names: Sequence[str]) -> list[Model]:
@@ -140,6 +148,8 @@ def _describe(name: str, workers: Sequence[wire.ServedModel]) -> Model:
         min(worker.context_length for worker in workers),
         ", ".join(sorted({worker.stamp.fingerprint for worker in workers})),
         sum(known) if len(known) == len(speeds) else None,
+        workers[0].vocabulary if len({(worker.vocabulary, worker.vocab_size) for worker in workers}) == 1 else None,
+        workers[0].vocab_size,
     )
 
 

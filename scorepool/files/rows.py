@@ -1,8 +1,9 @@
 """Define the rows of a file, before and after the work on them."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -34,6 +35,16 @@ class Row:
         return self.values
 
 
+class TokenComparison(NamedTuple):
+    """One token under two models. The divergence of the two distributions at it lies between the bounds, in nats."""
+
+    kld_lower: float
+    kld_upper: float
+    same_top: bool
+    logprob: float
+    base_logprob: float
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """A row with its new columns, or with the reason why it has none."""
@@ -43,6 +54,8 @@ class Done:
     reason: str = ""
     num_tokens: int = 0  # that the models read
     averaged: dict[str, float] = field(default_factory=dict)  # values whose means the summary has
+    # The tokens at which a model was compared with the first one, by the model.
+    divergences: Mapping[str, Sequence[TokenComparison]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

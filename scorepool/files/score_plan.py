@@ -10,7 +10,7 @@ from scorepool.files.rows import Values
 from scorepool.files.scoring.choices import AnswerIs, ChoiceScoring
 from scorepool.files.scoring.columns import ScoreColumns
 from scorepool.files.scoring.completion import CompletionScoring
-from scorepool.files.scoring.scorer import JOBS_IN_FLIGHT, Scorer
+from scorepool.files.scoring.scorer import JOBS_IN_FLIGHT, Scorer, sequences_of
 from scorepool.files.scoring.tasks import RowScoring, ScoreTask
 from scorepool.sdk.splitting import ITEMS_PER_JOB
 
@@ -47,13 +47,13 @@ def choose_scoring(
     )
 
 
-def plan_scores(command: str, scoring: RowScoring, *, temperature: float, prefix: str, priority: wire.Priority) -> Plan:
-    """Return the plan of a scoring, under each of the models. Raises BadInput."""
+def plan_scores(scoring: RowScoring, *, temperature: float, prefix: str, priority: wire.Priority) -> Plan:
+    """Return the plan of a scoring under one model. Raises BadInput."""
     check_options(wire.Score, temperature=temperature, priority=priority)
     make_request = partial(wire.Score, temperature=temperature, priority=priority, rank=True, wait_for_model=True)
     return Plan(
         {
-            "the command": command,
+            "the command": "score",
             **scoring.options,
             "--temperature": temperature,
             "--prefix": prefix,
@@ -62,17 +62,15 @@ def plan_scores(command: str, scoring: RowScoring, *, temperature: float, prefix
         tuple(prefix + column for column in scoring.new_columns),
         scoring.text_columns,
         lambda client, models, run_id: ScoreTask(
-            [Scorer(client, model.name, make_request, f"{run_id}-{index}") for index, model in enumerate(models)],
-            scoring,
-            prefix=prefix,
+            Scorer(client, models[0].name, make_request, f"{run_id}-0", sequences_of), scoring, prefix=prefix
         ),
         max(1, ITEMS_PER_JOB // scoring.items_per_row),
         JOBS_IN_FLIGHT,
-        lambda values: [{"prompt": _whole(item)} for item in scoring.items(values)],
+        lambda values: [{"prompt": whole(item)} for item in scoring.items(values)],
     )
 
 
-def _whole(item: wire.ScoreItem) -> str | list[int]:
+def whole(item: wire.ScoreItem) -> str | list[int]:
     """Return what the model reads: a prompt and its completion are of one type."""
     if isinstance(item.prompt, str) and isinstance(item.completion, str):
         return item.prompt + item.completion

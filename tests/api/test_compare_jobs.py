@@ -1,8 +1,10 @@
 """Compare jobs through the real stack: a model of 4 bits with the one that it was made from, against torch."""
 
 import asyncio
+import inspect
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -15,11 +17,16 @@ import numpy as np
 import pytest
 from mlx_lm.convert import convert
 from redis import Redis
+from typer.testing import CliRunner
 
+import scorepool
 from scorepool import AsyncClient, Client, JobFailed, ScorepoolError, wire
+from scorepool.cli import app
+from scorepool.commands.evaluations import compare as command
 from scorepool.engine.model.dequantize import dequantized_weights
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
+from scorepool.wire.request import DEFAULT_COMPARED
 from tests.engine.oracle import Oracle
 from tests.tiny_models import ORACLE_FOLDER, VOCAB_SIZE, TinyModels
 from tests.worker.conftest import until
@@ -202,12 +209,44 @@ def test_what_cannot_be_compared_is_refused_at_the_door(client: Client, options:
 
 @pytest.mark.parametrize(
     "option",
-    [{"score": "all"}, {"targets": [1]}, {"rank": True}, {"packed": True}, {"truncate": "left"}, {"top_logprobs": 0}],
+    [
+        {"score": "all"},
+        {"targets": [1]},
+        {"entropy": True},
+        {"packed": True},
+        {"truncate": "left"},
+        {"top_logprobs": 0},
+    ],
 )
 def test_options_that_do_not_go_with_it_are_refused_by_name(option: dict[str, Any]):
     [name] = option
     with pytest.raises(ValueError, match=f"`{name}`"):
         wire.Compare(model="m", base="b", items=ITEMS, **option)
+
+
+def test_ranks_and_a_first_token_without_a_distribution(client: Client):
+    items = [wire.ScoreItem(prompt="", completion="import os"), wire.ScoreItem(prompt="a", completion=" b")]
+    result = compare(client, model="demo", base="demo", items=items, rank=True, top_logprobs=16)
+    scored = client.submit(wire.Score(model="demo", items=items, rank=True)).result()
+    found = result.comparison
+    assert found is not None
+    assert found.num_tokens == sum(len(one.token_ids) for one in result.sequences) - 1
+    for own, alone, one in zip(result.sequences, scored.sequences, found.sequences, strict=True):
+        assert (own.token_ids, own.ranks, own.is_greedy) == (alone.token_ids, alone.ranks, alone.is_greedy)
+        assert one.base_ranks == alone.ranks
+        assert list(own.logprobs or ()) == pytest.approx(list(alone.logprobs or ()), abs=1e-4, nan_ok=True)
+    assert found.sequences[0].same_top[0] is None
+    assert json.loads(wire.encode_json(found.sequences[0]))["kld_lower"][0] is None
+    with pytest.raises(JobFailed, match=r"items\[0\]: the first token has no distribution"):
+        compare(client, model="demo", base="demo", items=[wire.ScoreItem(prompt="", completion="a")])
+
+
+def test_a_version_that_is_asked_for_is_the_models(client: Client):
+    request = wire.Compare(model="4bit", base="base", items=ITEMS, if_weights=3, expires_at=time.time() + 2)
+    job = client.submit(request)
+    assert client.job(wire.base_job_id(job.id), wait_s=60).status == "finished"
+    with pytest.raises(JobFailed, match="expires_at"):
+        job.result(60)
 
 
 def test_an_idempotency_key_gives_the_same_job(stack: Stack, client: Client):
@@ -267,3 +306,66 @@ def test_a_kill_of_either_worker_in_the_middle_gives_the_whole_result_once(stack
     for mine, theirs in zip(found.sequences, expected.sequences, strict=True):
         assert mine.token_ids == theirs.token_ids
         assert list(mine.logprobs or ()) == pytest.approx(list(theirs.logprobs or ()), abs=1e-4)
+
+
+def write_rows(path: Path) -> Path:
+    rows = [{"id": number, "prompt": row[:4], "completion": row[4:]} for number, row in enumerate(ROWS)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_the_command_compares_rows_by_compare_jobs_and_prints_the_names_of_llama_cpp(
+    stack: Stack, client: Client, expected: dict[str, Any], tmp_path: Path
+):
+    path, out = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    before = {job.id for job in client.jobs(limit=200).jobs}
+    options = ["--model", "base", "--model", "4bit", "--model", "demo", "--top-logprobs", "-1", "--tokens"]
+    done = CliRunner().invoke(app, ["compare", str(path), "-o", str(out), *options, "--url", stack.url])
+    assert done.exit_code == 0, done.stderr
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+
+    assert [value for row in rows for value in row["4bit_klds_lower"]] == pytest.approx(expected["klds"], abs=1e-4)
+    assert [row["4bit_klds_upper"] for row in rows] == [row["4bit_klds_lower"] for row in rows]
+    assert np.mean([value for row in rows for value in row["4bit_klds_lower"]]) == pytest.approx(
+        expected["mean"], abs=1e-4
+    )
+    alone_ids = set()
+    for model in ("base", "4bit", "demo"):
+        job = client.submit(wire.Score(model=model, items=ITEMS, rank=True))
+        alone_ids.add(job.id)
+        alone = job.result()
+        for row, sequence in zip(rows, alone.sequences, strict=True):
+            assert row[f"{model}_logprobs"] == pytest.approx(list(sequence.logprobs or ()), abs=1e-4)
+            assert (row[f"{model}_ranks"], row[f"{model}_is_greedy"]) == (sequence.ranks, sequence.is_greedy)
+    for row in rows:
+        difference = row["4bit_logprob_sum"] - row["base_logprob_sum"]
+        assert row["4bit_logprob_sum_difference"] == pytest.approx(difference, abs=1e-6)
+        assert (row["demo_mean_kld_lower"], row["demo_klds_lower"], row["demo_same_top_p"]) == (None, None, None)
+
+    lines = dict(
+        re.findall(r"^(\S.*?)  +(\S.*)$", done.stderr.partition("4bit (Q) against base (base)")[2], re.MULTILINE)
+    )
+    assert f"4bit (Q) against base (base), {len(expected['klds'])} tokens" in done.stderr
+    assert "demo (Q)" not in done.stderr
+    assert float(lines["Mean KLD"].partition(" ")[0]) == pytest.approx(expected["mean"], abs=1e-4)
+    assert float(lines["Maximum KLD"]) == pytest.approx(expected["max"], abs=1e-4)
+    ordered = sorted(expected["klds"])
+    assert float(lines["Median KLD"]) == pytest.approx(ordered[(len(ordered) - 1) // 2], rel=2e-3, abs=1e-4)
+    assert float(lines["99.0% KLD"]) == pytest.approx(ordered[int(0.99 * (len(ordered) - 1))], rel=2e-3, abs=1e-4)
+    assert float(lines["Same top p"].removesuffix(" %")) == pytest.approx(100 * expected["same_top_p"], abs=0.01)
+    assert float(lines["RMS Δp"].removesuffix(" %")) == pytest.approx(100 * expected["rms_delta_p"], abs=0.01)
+    after = {job.id for job in client.jobs(limit=200).jobs}
+    assert after <= before | alone_ids  # rows are in OUT: their jobs were deleted, and the bases' too
+
+
+def test_the_divergences_of_a_file_are_bounds_in_python_too(stack: Stack, expected: dict[str, Any], tmp_path: Path):
+    path = write_rows(tmp_path / "in.jsonl")
+    summary = scorepool.compare_file(path, tmp_path / "o.csv", models=["base", "4bit"], top_logprobs=8, url=stack.url)
+    found = summary.divergences["4bit"]
+    assert found.num_tokens == len(expected["klds"])
+    assert found.kld_lower.mean - 1e-4 <= expected["mean"] <= found.kld_upper.mean + 1e-4
+    assert found.kld_upper.max >= expected["max"] - 1e-4
+    defaults = [inspect.signature(one).parameters["top_logprobs"].default for one in (scorepool.compare_file, command)]
+    assert defaults == [DEFAULT_COMPARED, DEFAULT_COMPARED]
+    with pytest.raises(scorepool.FileError, match=r"--top-logprobs is 0: expected at least 1"):
+        scorepool.compare_file(path, tmp_path / "o.csv", models=["base", "4bit"], top_logprobs=0, url=stack.url)

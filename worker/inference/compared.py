@@ -47,6 +47,17 @@ class BaseSequence(Struct, frozen=True):
     top_ids: "array[int]"
     top_logprobs: Floats
     num_top: int
+    ranks: list[int | None] | None = None
+
+    @property
+    def first(self) -> int:
+        """The position of the first token that is compared: the first one of all has no distribution."""
+        return max(1, len(self.token_ids) - len(self.logprobs))
+
+    @property
+    def num_skipped(self) -> int:
+        """Reported tokens that are not compared."""
+        return len(self.logprobs) - (len(self.token_ids) - self.first)
 
     def row(self, entry: int) -> slice:
         return slice(entry * self.num_top, (entry + 1) * self.num_top)
@@ -61,6 +72,7 @@ def read_base(request: wire.Compare, result: wire.Result) -> list[BaseSequence]:
         raise _wrong_base(request, f"has {len(result.sequences)} sequences for {len(request.items)} items")
     token_ids, top_ids = _ints(packed.token_ids), _ints(packed.top_ids)
     logprobs, top_logprobs = Floats.unpack(bytes(packed.logprobs)), Floats.unpack(bytes(packed.top_logprobs))
+    ranks = None if packed.ranks is None else [rank or None for rank in _ints(packed.ranks)]
     found = []
     starts = pairwise(accumulate(packed.lengths, initial=0))
     for (start, stop), (prompt, _), one in zip(starts, request.pairs(), result.sequences, strict=True):
@@ -78,6 +90,7 @@ def read_base(request: wire.Compare, result: wire.Result) -> list[BaseSequence]:
                 top_ids[wide],
                 Floats(top_logprobs[wide]),
                 packed.num_top,
+                None if ranks is None else ranks[start:stop],
             )
         )
     return found
@@ -92,17 +105,17 @@ def to_compared(request: wire.Compare, base: Items[BaseSequence], vocab_size: in
             found = f"{request.base!r} has a token {highest}, and {request.model!r} {vocab_size} tokens"
             message = f"base: {found}; expected models of one vocabulary"
             raise JobError(wire.Failure(code="invalid", message=message, field="base"))
-        num_reported = len(one.token_ids) - one.num_prompt_tokens
-        first = len(one.token_ids) - num_reported
-        if first == 0:
+        if one.first == len(one.token_ids):
             message = f"items[{index}]: the first token has no distribution to compare; give a prompt"
             raise JobError(wire.Failure(code="invalid", message=message, field=f"items[{index}]"))
+        rows = range(one.num_skipped, len(one.logprobs))
         sequence = Sequence(
             token_ids=list(one.token_ids),
-            score_from=first,
+            score_from=one.first,
             top_logprobs=1,
             min_logprob=True,
-            targets=Targets([one.top_ids[one.row(entry)] for entry in range(num_reported)], is_shared=False),
+            rank=request.rank,
+            targets=Targets([one.top_ids[one.row(entry)] for entry in rows], is_shared=False),
             temperature=request.temperature,
         )
         prepared.append(PreparedSequence(sequence, one.num_prompt_tokens, one.is_prompt_text, one.bos_added))
@@ -128,15 +141,17 @@ def compare_models(
     differences: list[float] = []
     for one, each in zip(base, prepared, strict=True):
         own = list(_tokens(one, each.sequence, is_exact))
-        pairs = zip(_clamped(each.sequence.columns.logprobs), one.logprobs, strict=True)
+        pairs = zip(_clamped(each.sequence.columns.logprobs), one.logprobs[one.num_skipped :], strict=True)
         differences += [mine - theirs for mine, theirs in pairs]
         tokens += own
+        nothing = [None] * one.num_skipped
         sequences.append(
             wire.ComparedSequence(
                 base_logprobs=one.logprobs,
-                kld_lower=Floats(token.kld_lower for token in own),
-                kld_upper=Floats(token.kld_upper for token in own),
-                same_top=[token.same_top for token in own],
+                kld_lower=Floats([*nothing, *(token.kld_lower for token in own)]),
+                kld_upper=Floats([*nothing, *(token.kld_upper for token in own)]),
+                same_top=[*nothing, *(token.same_top for token in own)],
+                base_ranks=one.ranks,
             )
         )
     return wire.ModelComparison(
@@ -158,14 +173,14 @@ def compare_models(
 def _tokens(base: BaseSequence, sequence: Sequence, is_exact: bool) -> Iterator[_Token]:
     columns = sequence.columns
     rows = zip(
-        base.logprobs,
+        base.logprobs[base.num_skipped :],
         _clamped(columns.logprobs),
         columns.target_logprobs,
         columns.top_ids,
         _clamped(columns.min_logprobs),
         strict=True,
     )
-    for entry, (theirs, mine, targets, top_ids, lowest) in enumerate(rows):
+    for entry, (theirs, mine, targets, top_ids, lowest) in enumerate(rows, base.num_skipped):
         row = base.row(entry)
         lower, upper = kld_bounds(base.top_logprobs[row], _clamped(targets), lowest, is_exact)
         yield _Token(lower, upper, base.top_ids[row.start] == top_ids[0], exp(mine) - exp(theirs))

@@ -90,15 +90,19 @@ class ComparisonRun:
 def _to_sequence_result(prepared: PreparedSequence, codec: ChatCodec) -> wire.SequenceResult:
     """Return the scored tokens, without the columns that served the comparison."""
     sequence, first = prepared.sequence, prepared.num_prompt_tokens
-    token_ids = sequence.token_ids[first:]
-    clamped = sum(value is not None and value < MIN_LOGPROB for value in sequence.columns.logprobs)
-    logprobs = Floats(None if value is None else max(value, MIN_LOGPROB) for value in sequence.columns.logprobs)
+    token_ids, columns = sequence.token_ids[first:], sequence.columns
+    nothing = [None] * (len(token_ids) - len(columns.logprobs))  # for a first token that has no distribution
+    clamped = sum(value is not None and value < MIN_LOGPROB for value in columns.logprobs)
+    logprobs = Floats(None if value is None else max(value, MIN_LOGPROB) for value in (*nothing, *columns.logprobs))
     fields = about(prepared, first) | summary(sequence, logprobs, 0)
+    if nothing:
+        fields["is_greedy"] = None
     return wire.SequenceResult(
         token_ids=token_ids,
         token_bytes=[codec.tokenizer.token_bytes(token_id) for token_id in token_ids],
         text=codec.tokenizer.decode(token_ids),
         logprobs=logprobs,
+        ranks=[*nothing, *columns.ranks] if sequence.rank else None,
         clamped=clamped,
         **fields,  # type: ignore[arg-type]
     )

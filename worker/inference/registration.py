@@ -29,6 +29,7 @@ def served_model_of(
         stamp=provenance,
         context_length=model_info.context_length,
         vocab_size=model_info.vocab_size,
+        vocabulary=codec.tokenizer.digest(),
         self_test=model_info.self_test,
         surveyed=model_info.surveyed,
         worker=worker,

@@ -118,7 +118,9 @@ class InferenceRunner:
     def _build_compared(
         self, comparison: ComparisonRun, _: wire.Request, prepared: list[PreparedSequence]
     ) -> wire.Result:
-        stamp = provenance_of(self.model, prepared[-1].sequence.model_info or self.engine.model_info)
+        model_info = prepared[-1].sequence.model_info or self.engine.model_info
+        check_version(comparison.request.if_weights, model_info)
+        stamp = provenance_of(self.model, model_info)
         return comparison.build(prepared, self.engine.chat, with_cached(stamp, (each.cached for each in prepared)))
 
     def _finish(self, job: Job, run: InferenceRun, prepared: list[PreparedSequence]) -> wire.Result | Retry:

@@ -28,6 +28,7 @@ from msgspec import Struct
 
 from scorepool.files.errors import BadInput, OutputError
 from scorepool.files.formats.sinks import Sink, to_text
+from scorepool.files.output.divergences import Divergences
 from scorepool.files.output.encoding import encode_rows
 from scorepool.files.output.means import Mean
 from scorepool.files.rows import Done, Row
@@ -45,6 +46,7 @@ class Counts(Struct):
     num_tokens: int = 0
     position: int = 0  # in the input
     means: dict[str, Mean] = {}  # of the rows that did not fail
+    divergences: dict[str, Divergences] = {}  # of their tokens, by model
 
     def add(self, rows: Sequence[Done], failed: Collection[int]) -> None:
         """Take rows that are done, of which those with the given numbers failed."""
@@ -56,6 +58,8 @@ class Counts(Struct):
             if each.row.number not in failed:
                 for name, value in each.averaged.items():
                     self.means.setdefault(name, Mean()).add(value)
+                for model, tokens in each.divergences.items():
+                    self.divergences.setdefault(model, Divergences()).add(tokens)
 
 
 class Checkpoint(Struct, kw_only=True):

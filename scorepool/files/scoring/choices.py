@@ -104,11 +104,11 @@ class ChoiceScoring:
         self._answer_of(values, choices)
         return [wire.ScoreItem(prompt=prompt, completion=self.delimiter + choice) for choice in dict.fromkeys(choices)]
 
-    def columns(self, values: Values, results: Sequence[Sequence[wire.SequenceResult]]) -> Values:
+    def columns(self, values: Values, sequences: Sequence[wire.SequenceResult]) -> Values:
         choices = self._choices_of(values)
-        of_text = dict(zip(dict.fromkeys(choices), results[0], strict=True))
+        of_text = dict(zip(dict.fromkeys(choices), sequences, strict=True))
         scores = [score_columns(of_text[choice], self.with_tokens) for choice in choices]
-        if any(not is_scored_whole(sequence) for sequence in results[0]):
+        if any(not is_scored_whole(sequence) for sequence in sequences):
             raise ValueError(
                 f"column {self.prompt!r} is empty and the model's texts begin without BOS, so that the first token of "
                 "a choice has no logprob: expected a prompt"

@@ -1,28 +1,41 @@
-"""Compare models on each row. A RowScoring of tasks.py.
+"""The columns of models that are compared on each row. compare_task.py computes them.
 
 The columns of each model begin with its name. Those of the second and later ones end with their differences from the
 first model, and with `wins`: 1.0 if the model has fewer bits per byte than the first, 0.5 if as many, 0.0 if more.
 
 Bits per byte compare any two models. Means per token do so if both divide the completion into the same tokens, and sums
-if both score the same bytes; the difference is null otherwise.
+if both score the same bytes; divergences of distributions if both have one vocabulary. They are null otherwise.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 from typing import Any
 
 from scorepool import wire
 from scorepool.files.rows import Values
 from scorepool.files.scoring.columns import ScoreColumns
 from scorepool.files.scoring.completion import CompletionScoring
-from scorepool.files.scoring.measures import scored
+from scorepool.files.scoring.measures import score_columns, scored
 
 SUM_DIFFERENCE = "logprob_sum_difference"
 PER_TOKEN_DIFFERENCE = "logprob_per_token_difference"  # noqa: S105
 PER_BYTE_DIFFERENCE = "bits_per_byte_difference"
 WINS = "wins"
 DIFFERENCES = (SUM_DIFFERENCE, PER_TOKEN_DIFFERENCE, PER_BYTE_DIFFERENCE, WINS)
+KLD_LOWER, KLD_UPPER, SAME_TOP_P = "mean_kld_lower", "mean_kld_upper", "same_top_p"
+DIVERGENCES = (KLD_LOWER, KLD_UPPER, SAME_TOP_P)
+TOKEN_KLD_LOWER, TOKEN_KLD_UPPER = "klds_lower", "klds_upper"
 _MEANS = ("logprob_per_token", "bits_per_byte")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelItem:
+    """What was found of an item under a model, and by a compare job also under the first one."""
+
+    own: wire.SequenceResult
+    base: wire.SequenceResult | None = None
+    compared: wire.ComparedSequence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +45,6 @@ class Comparison:
     source: ScoreColumns
     models: tuple[str, ...]
     with_tokens: bool
-    items_per_row: int = 1
 
     @property
     def options(self) -> dict[str, Any]:
@@ -44,7 +56,8 @@ class Comparison:
 
     @property
     def new_columns(self) -> tuple[str, ...]:
-        return self._names(self._scoring.new_columns, DIFFERENCES)
+        of_tokens = (TOKEN_KLD_LOWER, TOKEN_KLD_UPPER) if self.with_tokens else ()
+        return self._names(self._scoring.new_columns, (*DIFFERENCES, *DIVERGENCES, *of_tokens))
 
     @property
     def averaged(self) -> tuple[str, ...]:
@@ -61,17 +74,36 @@ class Comparison:
     def items(self, values: Values) -> list[wire.ScoreItem]:
         return self._scoring.items(values)
 
-    def columns(self, values: Values, results: Sequence[Sequence[wire.SequenceResult]]) -> Values:
-        scores = [self._scoring.columns(values, [result]) for result in results]
-        found = {
-            f"{model}_{name}": value
-            for model, score in zip(self.models, scores, strict=True)
-            for name, value in score.items()
-        }
-        tokens = [[each for _, each in scored(sequences[0])] for sequences in results]
-        for model, score, own in zip(self.models[1:], scores[1:], tokens[1:], strict=True):
-            found |= {f"{model}_{name}": value for name, value in differences(score, scores[0], own, tokens[0]).items()}
+    def columns(self, items: Mapping[str, ModelItem]) -> Values:
+        """Return the new columns of a row, of what was found under each model."""
+        scores = {model: score_columns(items[model].own, self.with_tokens) for model in self.models}
+        found = {f"{model}_{name}": value for model, score in scores.items() for name, value in score.items()}
+        tokens = {model: [each for _, each in scored(items[model].own)] for model in self.models}
+        first = self.models[0]
+        for model in self.models[1:]:
+            own = differences(scores[model], scores[first], tokens[model], tokens[first])
+            own |= divergences(items[model].compared, self.with_tokens)
+            found |= {f"{model}_{name}": value for name, value in own.items()}
         return found
+
+
+def divergences(compared: wire.ComparedSequence | None, with_tokens: bool) -> Values:
+    """Return DIVERGENCES of a row, and those of its tokens if they are asked for."""
+    lower, upper, same = (
+        ([], [], []) if compared is None else (compared.kld_lower, compared.kld_upper, compared.same_top)
+    )
+    known = [index for index, value in enumerate(same) if value is not None]
+    found: Values = {
+        KLD_LOWER: fsum(lower[index] for index in known) / len(known) if known else None,
+        KLD_UPPER: fsum(upper[index] for index in known) / len(known) if known else None,
+        SAME_TOP_P: sum(bool(same[index]) for index in known) / len(known) if known else None,
+    }
+    if with_tokens:
+        for name, column in ((TOKEN_KLD_LOWER, lower), (TOKEN_KLD_UPPER, upper)):
+            found[name] = [None if value is None else column[index] for index, value in enumerate(same)]
+            if compared is None:
+                found[name] = None
+    return found
 
 
 def differences(score: Values, first: Values, tokens: list[bytes], first_tokens: list[bytes]) -> Values:

@@ -38,6 +38,6 @@ class CompletionScoring:
     def items(self, values: Values) -> list[wire.ScoreItem]:
         return [self.source.item(values)]
 
-    def columns(self, values: Values, results: Sequence[Sequence[wire.SequenceResult]]) -> Values:
+    def columns(self, values: Values, sequences: Sequence[wire.SequenceResult]) -> Values:
         del values
-        return score_columns(results[0][0], self.with_tokens)
+        return score_columns(sequences[0], self.with_tokens)

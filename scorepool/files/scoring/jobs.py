@@ -34,7 +34,7 @@ async def run_job(client: AsyncClient, request: wire.Request, key: str, done: Do
         try:
             job = await submit(client, request, key)
             with suppress(JobCanceled):
-                return await _result_of(client, job, request.model, done)
+                return await _result_of(client, job, request, done)
             await job.delete()
         except ScorepoolError as error:
             raise fault_of(error.message, error.field, error.status in _REFUSED) from error
@@ -45,7 +45,7 @@ class JobCanceled(Exception):
     """A job that was canceled before its end."""
 
 
-async def _result_of(client: AsyncClient, job: AsyncJobHandle, model: str, done: DoneRows) -> wire.Result:
+async def _result_of(client: AsyncClient, job: AsyncJobHandle, request: wire.Request, done: DoneRows) -> wire.Result:
     """Return a job's result, however long it takes. A server may be away as long as the client repeats calls.
 
     Raises JobCanceled, RowFault, ServerError, ScorepoolError, Unreachable.
@@ -57,11 +57,18 @@ async def _result_of(client: AsyncClient, job: AsyncJobHandle, model: str, done:
     except JobFailed as error:
         if error.failure.code == "canceled":
             raise JobCanceled from error
-        done.job_ids.append(job.id)
+        done.job_ids += _ids_of(job, request)
         raise fault_of(error.failure.message, error.failure.field, error.failure.code not in _NOT_OF_A_ROW) from error
-    done.job_ids.append(job.id)
-    done.stamps.append((model, result.stamp))
+    done.job_ids += _ids_of(job, request)
+    done.stamps.append((request.model, result.stamp))
+    if isinstance(request, wire.Compare) and result.comparison:
+        done.stamps.append((request.base, result.comparison.base))
     return result
+
+
+def _ids_of(job: AsyncJobHandle, request: wire.Request) -> list[str]:
+    """Return the ids of a job, and of its base's."""
+    return [job.id, wire.base_job_id(job.id)] if isinstance(request, wire.Compare) else [job.id]
 
 
 def fault_of(message: str, field: str | None, may_be_of_a_row: bool) -> RowFault | FileError:

@@ -5,14 +5,16 @@ To add something that is scored of a row: a RowScoring in a module of its own.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from scorepool import wire
 from scorepool.files.rows import Done, DoneRows, Row, Values
 from scorepool.files.scoring.jobs import RowFault, run_job
 from scorepool.files.scoring.measures import generate_columns
-from scorepool.files.scoring.scorer import Scorer
+from scorepool.files.scoring.scorer import ScoredRows, Scorer
 from scorepool.sdk import AsyncClient
+
+T = TypeVar("T")
 
 
 class Task(Protocol):
@@ -48,8 +50,8 @@ class RowScoring(Protocol):
     def items(self, values: Values) -> list[wire.ScoreItem]:
         """Return what is scored. Raises ValueError with a reason."""
 
-    def columns(self, values: Values, results: Sequence[Sequence[wire.SequenceResult]]) -> Values:
-        """Return the new columns, of the sequences of each model: one per item. Raises ValueError with a reason."""
+    def columns(self, values: Values, sequences: Sequence[wire.SequenceResult]) -> Values:
+        """Return the new columns, of a sequence for each item. Raises ValueError with a reason."""
 
 
 class PromptColumn(Protocol):
@@ -59,45 +61,54 @@ class PromptColumn(Protocol):
         """Return the prompt or the messages, as arguments of wire.Generate. Raises ValueError with a reason."""
 
 
-class ScoreTask:
-    """Score rows under one model or several."""
+async def score_rows(
+    rows: list[Row], items_of: Callable[[Values], list[wire.ScoreItem]], scorers: Sequence[Scorer[T]], done: DoneRows
+) -> tuple[list[ScoredRows[T]], dict[int, str]]:
+    """Score rows; return what each scorer found, and the reasons of rows without a result. Raises ServerError."""
+    items: dict[int, list[wire.ScoreItem]] = {}
+    reasons: dict[int, str] = {}
+    for row in rows:
+        try:
+            items[row.number] = items_of(row.readable_values())
+        except ValueError as error:
+            reasons[row.number] = str(error)
+    scored = await asyncio.gather(*(scorer.score(items, done) for scorer in scorers))
+    for scorer, each in reversed(list(zip(scorers, scored, strict=True))):
+        owner = f"{scorer.model}: " if scorer.is_named else ""
+        reasons |= {number: owner + reason for number, reason in each.reasons.items()}
+    return scored, reasons
 
-    def __init__(self, scorers: Sequence[Scorer], scoring: RowScoring, *, prefix: str = "") -> None:
-        self._scorers, self._scoring, self._prefix = scorers, scoring, prefix
+
+def num_tokens_of(sequence: wire.SequenceResult) -> int:
+    """Return how many tokens the model has read."""
+    return sequence.num_prompt_tokens + len(sequence.token_ids) - sequence.num_reported_prompt_tokens
+
+
+class ScoreTask:
+    """Score rows under one model."""
+
+    def __init__(self, scorer: Scorer[wire.SequenceResult], scoring: RowScoring, *, prefix: str = "") -> None:
+        self._scorer, self._scoring, self._prefix = scorer, scoring, prefix
 
     async def run(self, rows: list[Row]) -> DoneRows:
         done = DoneRows([])
-        items: dict[int, list[wire.ScoreItem]] = {}
-        reasons: dict[int, str] = {}
+        [scored], reasons = await score_rows(rows, self._scoring.items, [self._scorer], done)
         for row in rows:
-            try:
-                items[row.number] = self._scoring.items(row.readable_values())
-            except ValueError as error:
-                reasons[row.number] = str(error)
-        scored = await asyncio.gather(*(scorer.score(items, done) for scorer in self._scorers))
-        for scorer, each in reversed(list(zip(self._scorers, scored, strict=True))):
-            owner = f"{scorer.model}: " if len(scored) > 1 else ""
-            reasons |= {number: owner + reason for number, reason in each.reasons.items()}
-        for row in rows:
-            if row.number in reasons:
-                done.rows.append(Done(row, reason=reasons[row.number]))
-            else:
-                done.rows.append(self._done(row, [each.sequences[row.number] for each in scored]))
+            reason = reasons.get(row.number)
+            done.rows.append(
+                self._done(row, scored.sequences[row.number]) if reason is None else Done(row, reason=reason)
+            )
         return done
 
-    def _done(self, row: Row, results: Sequence[Sequence[wire.SequenceResult]]) -> Done:
+    def _done(self, row: Row, sequences: Sequence[wire.SequenceResult]) -> Done:
         try:
-            columns = self._scoring.columns(row.readable_values(), results)
+            columns = self._scoring.columns(row.readable_values(), sequences)
         except ValueError as error:
             return Done(row, reason=str(error))
         return Done(
             row,
             {self._prefix + name: value for name, value in columns.items()},
-            num_tokens=sum(
-                each.num_prompt_tokens + len(each.token_ids) - each.num_reported_prompt_tokens
-                for sequences in results
-                for each in sequences
-            ),
+            num_tokens=sum(map(num_tokens_of, sequences)),
             averaged={name: columns[name] for name in self._scoring.averaged if columns[name] is not None},
         )
 

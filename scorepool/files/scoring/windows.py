@@ -86,14 +86,14 @@ class WindowScoring:
             for each in windows
         ]
 
-    def columns(self, values: Values, results: Sequence[Sequence[wire.SequenceResult]]) -> Values:
+    def columns(self, values: Values, sequences: Sequence[wire.SequenceResult]) -> Values:
         del values
-        pairs = [pair for sequence in results[0] for pair in scored(sequence)]
+        pairs = [pair for sequence in sequences for pair in scored(sequence)]
         if not pairs:
             raise ValueError("the document has no token after its first, which has no logprob")
         logprob_sum = math.fsum(logprob for logprob, _ in pairs)
         return document_columns(logprob_sum, len(pairs), sum(len(each) for _, each in pairs)) | {
-            "num_windows": len(results[0])
+            "num_windows": len(sequences)
         }
 
 

@@ -20,7 +20,7 @@ from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.scheduling.kv_budget import KVBudget
 from scorepool.engine.scheduling.prefill_pace import PrefillPace
 from scorepool.engine.scheduling.prefix_cache import PrefixCache, Store
-from scorepool.engine.scheduling.proposals import Draft, DraftSource, NgramSource, ProposalSource
+from scorepool.engine.scheduling.proposals import ChosenSource, Draft, DraftSource, NgramSource, ProposalSource
 from scorepool.engine.scheduling.scheduler import SHARE_BESIDE_DECODING, Scheduler
 from scorepool.engine.scheduling.slice import SchedulerOutput, SliceResult
 from scorepool.engine.scheduling.speculator import Speculator
@@ -324,8 +324,10 @@ class EngineCore:
         max_width = self._settings.speculation_tokens
         source: ProposalSource = NgramSource()
         if self.runner.draft is not None:
-            source = DraftSource(lambda: self.runner.draft, max_width)
-        return Speculator(source, max_width, lambda position: self.runner.max_proposed(position))
+            drafts = DraftSource(lambda: self.runner.draft, max_width)
+            source = ChosenSource({"ngram": source, "draft": drafts}, "draft")
+        usual = "ngram" if self.runner.draft is None else "draft"
+        return Speculator(source, max_width, lambda position: self.runner.max_proposed(position), usual)
 
     def _launch(self, output: SchedulerOutput, began_at: float) -> InFlightStep | None:
         if output.is_empty:

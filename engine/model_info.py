@@ -50,10 +50,16 @@ class ModelInfo:
     memory_bytes: int = 0  # for weights and caches
     cache_sizes: CacheSizes = field(default_factory=CacheSizes)
     surveyed: bool = False  # the survey compared every setting of the model's type with transformers: see surveyed.py
-    speculation: str = "off"  # "ngram", "off", or "unsupported" by the architecture's caches; changes no number
+    speculation: str = "off"  # "ngram", "draft", "off", or "unsupported" by the caches; changes no number
+    speculation_tokens: int = 0  # proposed tokens of a row that a step verifies, at most
     verification: Verification = field(default_factory=Verification)
     classifier: Classifier | None = None  # None for a language model
     pooling: Pooling | None = None  # how it embeds unless told otherwise; None: it makes no embeddings
+
+    @property
+    def speculations(self) -> tuple[str, ...]:
+        """What can propose a row's tokens. Beside a draft model, n-grams can."""
+        return {"ngram": ("off", "ngram"), "draft": ("off", "ngram", "draft")}.get(self.speculation, ("off",))
 
     def changes_to(self, other: "ModelInfo") -> list[str]:
         """Name what is different of the other, as far as it decides about the numbers."""

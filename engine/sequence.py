@@ -139,6 +139,9 @@ class TokenColumns:
 _COLUMN_NAMES = tuple(column.name for column in fields(TokenColumns))
 
 
+Speculation = Literal["off", "ngram", "draft"]  # what proposes tokens: nothing, the row's own text, a draft model
+
+
 class ProposedToken(NamedTuple):
     """A token that speculation proposed, and that the model verified. Logprobs are natural logs."""
 
@@ -172,6 +175,8 @@ class Sequence:
     constraint: Constraint | None = None  # of what is sampled
     share: Share = Share()
     adapter_name: str | None = None  # of the LoRA adapter that computes it; None: the base model alone
+    speculation: Speculation | None = None  # what proposes its tokens; None: what the engine's settings say
+    speculation_tokens: int | None = None  # proposed ones in a step, at most; None: as many as the settings allow
     reports_proposals: bool = False  # each token that speculation proposes is appended to `proposals`
     classify: bool = False  # then nothing else is asked for, and the model is a classifier
     pooling: Pooling | None = None  # embed it so; then nothing else is asked for
@@ -214,6 +219,16 @@ class Sequence:
     def needs_logits_processing(self) -> bool:
         """True if tokens are sampled from other logits than the model's."""
         return self.sampling is not None and (self.sampling.needs_logits_processing or self.constraint is not None)
+
+    def proposes_by(self, usual: str) -> Literal["ngram", "draft"] | None:
+        """Return what proposes its tokens, given what does usually; None: nothing.
+
+        What a constraint allows is known for one token at a time.
+        """
+        method = self.speculation or usual
+        if self.sampling is None or self.constraint is not None:
+            return None
+        return "ngram" if method == "ngram" else "draft" if method == "draft" else None
 
     @property
     def num_generated(self) -> int:

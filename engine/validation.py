@@ -66,6 +66,13 @@ def _check_report(sequence: Sequence, where: str, model_info: ModelInfo) -> None
             f"{where} asks for the logprobs of proposed tokens; expected a model that is served with speculation: "
             f"this one's is {model_info.speculation!r}"
         )
+    if sequence.speculation is not None and sequence.speculation not in model_info.speculations:
+        raise InvalidRequest(
+            f"{where} has speculation {sequence.speculation!r}; expected {' or '.join(model_info.speculations)}, which "
+            "this engine has"
+        )
+    if sequence.speculation_tokens is not None and sequence.speculation_tokens < 1:
+        raise InvalidRequest(f"{where} has speculation_tokens {sequence.speculation_tokens}; expected 1 or more")
     if sequence.processed and sequence.sampling is not None and not sequence.sampling.temperature:
         raise InvalidRequest(f"{where} has processed logprobs and sampling temperature 0; expected one above 0")
 

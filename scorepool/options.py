@@ -74,6 +74,8 @@ class GenerateOptions(JobOptions, SamplingOptions, total=False):
     targets: list[int] | None
     target_bytes: bool
     rank: bool
+    speculation: Literal["off", "ngram", "draft"] | None
+    speculation_tokens: int | None
     include_draft_logprobs: bool
     recompute: bool
     stream: bool

@@ -52,6 +52,8 @@ MAX_NUM_TOKENS = 131_072  # to generate
 NumTokens = Annotated[int, Meta(ge=0, le=MAX_NUM_TOKENS)]
 NumChoices = Annotated[int, Meta(ge=1, le=128)]
 MIN_DIVIDING_TEMPERATURE = 1e-9  # a smaller divisor overflows float32 logits
+Speculation = Literal["off", "ngram", "draft"]
+SpeculationTokens = Annotated[int, Meta(ge=1, le=16)]
 Temperature = Annotated[float, Meta(ge=0, le=100)]
 ScoreTemperature = Annotated[
     float, Meta(ge=MIN_DIVIDING_TEMPERATURE, le=100, description="Divides the logits before the softmax.")
@@ -542,6 +544,21 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         False
     )
     rank: Annotated[bool, Meta(description="Report each token's rank. 1 is the most likely token.")] = False
+    speculation: Annotated[
+        Speculation | None,
+        Meta(
+            description="The source of tokens that the model then verifies; it changes no token and no logprob. ngram: "
+            "the row's own text. draft: the worker's draft model. null: what the worker does usually. Refused by a "
+            "worker that does not have it."
+        ),
+    ] = None
+    speculation_tokens: Annotated[
+        SpeculationTokens | None,
+        Meta(
+            description="Proposed tokens in one step, at most; the worker's SCOREPOOL_SPECULATION_TOKENS may allow "
+            "fewer, see `usage.speculation_tokens`. null: as many as that allows."
+        ),
+    ] = None
     include_draft_logprobs: Annotated[
         bool,
         Meta(
@@ -580,6 +597,7 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
                 raise ValueError(f"`packed` does not go with `{name}`")
         if self.target_bytes and self.targets is None:
             raise ValueError("`target_bytes` needs `targets`")
+        check_speculation(self.speculation, self.speculation_tokens, bool(self.include_draft_logprobs))
         if self.stream and len(self.targets or ()) > MAX_SHOWN_TARGETS:
             raise ValueError(f"`targets` of a `stream` can be at most {MAX_SHOWN_TARGETS}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -601,6 +619,18 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         grammars = (*forms, self.tools and self.tool_choice != "none")
         exclusions = (self.allowed_token_ids is not None, self.bad_words)
         return any((*filters, *penalties, *grammars, *exclusions))
+
+
+def check_speculation(
+    speculation: Speculation | None, speculation_tokens: int | None, include_draft_logprobs: bool
+) -> None:
+    """Refuse details of a speculation that is switched off; raise ValueError."""
+    if speculation != "off":
+        return
+    if speculation_tokens is not None:
+        raise ValueError("`speculation_tokens` does not go with `speculation` off")
+    if include_draft_logprobs:
+        raise ValueError("`include_draft_logprobs` does not go with `speculation` off")
 
 
 def mode_conflict(request: Generate) -> tuple[str, str] | None:

@@ -57,6 +57,13 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
             "of items from the result cache. Absent: none."
         ),
     ] = 0
+    speculation: Annotated[
+        Literal["ngram", "draft"] | None,
+        Meta(description="The source of proposed tokens: n-grams or a draft model. Absent: none."),
+    ] = None
+    speculation_tokens: Annotated[
+        int, Meta(description="Proposed tokens in one step, at most. Absent: none were to be proposed.")
+    ] = 0
     proposed_tokens: Annotated[int, Meta(description="Tokens that speculation proposed. Absent: none.")] = 0
     accepted_tokens: Annotated[int, Meta(description="Proposed tokens that the model generated. Absent: none.")] = 0
 

@@ -255,6 +255,13 @@ _LATER_FIELDS: dict[str, object] = {
     "adapter": None,
     "cache": True,
     "cache_salt": None,
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "regex": None,
+    "choice": None,
+    "grammar": None,
+    "speculation": None,
+    "speculation_tokens": None,
     "include_draft_logprobs": False,
     "if_weights": None,
 }
@@ -272,7 +279,7 @@ def fingerprint(requests: Sequence[wire.Request]) -> str:
         if isinstance(request, wire.Score) and request.prompt is None:
             del fields["prompt"]
         for name, default in _LATER_FIELDS.items():
-            if fields.get(name, ()) is default:
+            if name in fields and fields[name] == default:
                 del fields[name]
         body = wire.encode({"type": wire.kind_of(request), **fields})
         digest.update(len(body).to_bytes(8, "big") + body)

@@ -96,6 +96,7 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
         cache_sizes=cache_sizes,
         surveyed=is_surveyed,
         speculation="unsupported" if speculates and not batch.can_speculate else settings.speculation,
+        speculation_tokens=settings.speculation_tokens if speculates and batch.can_speculate else 0,
         classifier=classified,
         pooling=None if classified else default_pooling(folder, config, tapped),
     )

@@ -3,7 +3,7 @@
 To add a source, write a class with the methods of ProposalSource and choose it in EngineCore.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from scorepool.engine.scheduling.slice import SliceResult
@@ -155,3 +155,50 @@ class DraftSource:
 
     def _row(self, sequence: Sequence) -> AcceptanceRate:
         return self._rows.setdefault(sequence, AcceptanceRate(self._usual_rate))
+
+
+class ChosenSource:
+    """Asks the source that each sequence chooses: n-grams or the draft model."""
+
+    def __init__(self, sources: Mapping[str, ProposalSource], usual: str) -> None:
+        """Start without sequences. `usual` is the source of a sequence that does not say."""
+        self._sources = sources
+        self._usual = usual
+        self.has_prefilled = False
+
+    def num_worthwhile(self, sequence: Sequence) -> int:
+        """Ask the sequence's source; see ProposalSource."""
+        return self._source_of(sequence).num_worthwhile(sequence)
+
+    def rate(self, sequence: Sequence) -> float:
+        """Ask the sequence's source; see ProposalSource."""
+        return self._source_of(sequence).rate(sequence)
+
+    def propose(self, decoding: list[Sequence], lengths: list[int]) -> list[Proposal]:
+        """Let each source propose for its sequences; see ProposalSource."""
+        proposed = [Proposal()] * len(decoding)
+        self.has_prefilled = False
+        for source in self._sources.values():
+            own = [
+                length if length and self._source_of(sequence) is source else 0
+                for sequence, length in zip(decoding, lengths, strict=True)
+            ]
+            if not any(own):
+                continue
+            made = source.propose(decoding, own)
+            self.has_prefilled = self.has_prefilled or source.has_prefilled
+            proposed = [new if length else old for new, old, length in zip(made, proposed, own, strict=True)]
+        return proposed
+
+    def observe(self, result: SliceResult) -> None:
+        """Tell the sequence's source; see ProposalSource."""
+        self._source_of(result.slice.sequence).observe(result)
+
+    def forget(self, sequences: Iterable[Sequence]) -> None:
+        """Tell all sources; see ProposalSource."""
+        gone = list(sequences)
+        for source in self._sources.values():
+            source.forget(gone)
+
+    def _source_of(self, sequence: Sequence) -> ProposalSource:
+        return self._sources[sequence.proposes_by(self._usual) or self._usual]

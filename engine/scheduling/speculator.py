@@ -19,17 +19,21 @@ from scorepool.engine.speculation.cost import StepCost, choose_width
 class Speculator:
     """What a step costs, and how many tokens of a source it pays to verify."""
 
-    def __init__(self, source: ProposalSource, max_width: int, max_proposed: Callable[[int], int]) -> None:
+    def __init__(
+        self, source: ProposalSource, max_width: int, max_proposed: Callable[[int], int], usual: str = "ngram"
+    ) -> None:
         """Start without sequences.
 
         source        proposes tokens
         max_width     proposed tokens of a sequence in a step, at most
         max_proposed  how many tokens the model can verify after position p
+        usual         what proposes tokens of a sequence that does not say
         """
         self.cost = StepCost()
         self._source = source
         self._max_width = max_width
         self._max_proposed = max_proposed
+        self._usual = usual
         self._has_prefilled = False  # the source, for the step that was scheduled last
 
     def may_propose(self, decoding: list[Sequence], max_tokens: int) -> bool:
@@ -56,7 +60,7 @@ class Speculator:
     def observe(self, results: Iterable[SliceResult]) -> None:
         """Follow the tokens that sequences have gained."""
         for result in results:
-            if may_speculate(result.slice.sequence):
+            if self._may_speculate(result.slice.sequence):
                 self._source.observe(result)
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
@@ -65,11 +69,15 @@ class Speculator:
 
     def _num_proposable(self, sequence: Sequence, num_unread: int) -> int:
         """Count the tokens that a sequence has to propose, and that it may still generate after one more."""
-        if not may_speculate(sequence) or not (num_worthwhile := self._source.num_worthwhile(sequence)):
+        if not self._may_speculate(sequence) or not (num_worthwhile := self._source.num_worthwhile(sequence)):
             return 0
         room = sequence.max_length - 2 - sequence.num_computed + num_unread
         able = self._max_proposed(sequence.num_computed) + num_unread
-        return max(0, min(num_worthwhile, room, able))
+        asked = self._max_width if sequence.speculation_tokens is None else sequence.speculation_tokens
+        return max(0, min(num_worthwhile, room, able, asked + num_unread))
+
+    def _may_speculate(self, sequence: Sequence) -> bool:
+        return sequence.proposes_by(self._usual) is not None
 
     def _choose_width(self, decoding: list[Sequence], lengths: list[int], max_tokens: int) -> int:
         if max(lengths, default=0) <= 0:
@@ -80,8 +88,3 @@ class Speculator:
         ]
         max_width = min(self._max_width, max_tokens // len(decoding) - 1)
         return choose_width(self.cost, zip(rates, lengths, strict=True), max_width)
-
-
-def may_speculate(sequence: Sequence) -> bool:
-    """True if tokens can be proposed for a sequence: what a constraint allows is known for one token at a time."""
-    return sequence.sampling is not None and sequence.constraint is None

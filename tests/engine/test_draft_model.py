@@ -170,3 +170,43 @@ def test_settings_and_requests_that_need_a_draft_say_so(engine_of: Callable[...,
     asks = Sequence(token_ids=[BOS], sampling=Sampling(max_tokens=1), reports_proposals=True)
     with pytest.raises(InvalidRequest, match="speculation"):
         engine_of("llama").add([asks])
+
+
+def test_each_row_chooses_what_proposes_its_tokens_and_gets_those_of_a_plain_run(
+    engine_of: Callable[..., Engine], folder_of: Callable[[str], Path], open_engine: Callable[..., Engine]
+):
+    engine = open_engine(folder_of("llama"), speculation="draft", draft=str(folder_of("llama")))
+    choices = [("off", None), ("ngram", None), ("draft", None), ("draft", 1), (None, 2)]
+
+    def repeating() -> list[Sequence]:
+        options = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
+        biases = [((7, 60.0),) if method == "ngram" else () for method, _ in choices]  # the draft model has none
+        return [Sequence(token_ids=[BOS, 7, 8], sampling=Sampling(**options, logit_bias=bias)) for bias in biases]
+
+    plain, chosen = repeating(), repeating()
+    for sequence, (method, num_tokens) in zip(chosen, choices, strict=True):
+        sequence.speculation, sequence.speculation_tokens = method, num_tokens
+        sequence.reports_proposals = True
+    engine_of("llama").add(plain).result(60)
+    engine.add(chosen).result(120)
+    assert [one.token_ids for one in chosen] == [one.token_ids for one in plain]
+    off, by_ngrams, by_draft, one_token, usual = chosen
+    assert off.num_proposed == 0
+    assert by_ngrams.num_accepted > 10
+    assert {proposed.draft_logprob for proposed in by_ngrams.proposals} == {None}
+    for sequence in (by_draft, one_token, usual):
+        assert sequence.num_accepted > 10
+        assert None not in {proposed.draft_logprob for proposed in sequence.proposals}
+    assert [one.proposes_by(engine.model_info.speculation) for one in chosen] == [
+        None, "ngram", "draft", "draft", "draft"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("speculation", "expected"), [("off", "off"), ("ngram", "off or ngram")])
+def test_what_an_engine_has_not_is_refused_by_name(
+    speculation: str, expected: str, folder_of: Callable[[str], Path], open_engine: Callable[..., Engine]
+):
+    engine = open_engine(folder_of("llama"), speculation=speculation)
+    asked = Sequence(token_ids=[BOS], sampling=Sampling(max_tokens=2), speculation="draft")
+    with pytest.raises(InvalidRequest, match=f"has speculation 'draft'; expected {expected}, which"):
+        engine.add([asked])

@@ -21,7 +21,9 @@ FAMILIES = ["llama", "qwen3", "gpt2", "gpt_neox", "qwen3_moe"]
 class ScriptedSpeculator:
     """Proposes what a plain run has generated, of random lengths and with random errors."""
 
-    def __init__(self, source: ProposalSource, max_width: int, max_proposed: Callable[[int], int]) -> None:
+    def __init__(
+        self, source: ProposalSource, max_width: int, max_proposed: Callable[[int], int], usual: str = "ngram"
+    ) -> None:
         self.max_width, self.max_proposed = max_width, max_proposed
         self.script: dict[tuple[int, ...], list[int]] = {}  # by prompt and seed: the tokens of a plain run
         self.draw = Random(0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Items
 from collections.abc import Set as AbstractSet
+from typing import Literal, TypedDict
 
 from scorepool import wire
 from scorepool.engine import ChatCodec, Sequence, Tokenizer
@@ -46,11 +47,29 @@ def to_result(
             prompt_tokens=prompt_tokens,
             completion_tokens=sum(len(each.sequence.token_ids) - each.num_prompt_tokens for each in prepared),
             cached_tokens=_num_cached(request, prepared),
+            **_speculation(prepared),
             proposed_tokens=sum(each.sequence.num_proposed for each in prepared),
             accepted_tokens=sum(each.sequence.num_accepted for each in prepared),
         ),
         stamp=provenance,
     )
+
+
+class Speculation(TypedDict, total=False):
+    """Type the fields of a wire.Usage that say what could propose tokens."""
+
+    speculation: Literal["ngram", "draft"]
+    speculation_tokens: int
+
+
+def _speculation(prepared: Items[PreparedSequence]) -> Speculation:
+    """Return what could propose the tokens of the sequences that were computed, which all ask for the same."""
+    for each in prepared:
+        info, sequence = each.sequence.model_info, each.sequence
+        if info is not None and not each.cached and (method := sequence.proposes_by(info.speculation)):
+            most = info.speculation_tokens
+            return {"speculation": method, "speculation_tokens": min(sequence.speculation_tokens or most, most)}
+    return {}
 
 
 def _num_cached(request: wire.Score | wire.Generate, prepared: Items[PreparedSequence]) -> int:

@@ -75,8 +75,8 @@ class InferenceRunner:
             )
         request = with_seed(wire.decode_request(job.request), job.id)
         request = wire.with_top_k(request, self.engine.model_info.vocab_size)
-        if isinstance(request, wire.Generate) and request.include_draft_logprobs:
-            check_speculates(self.engine.model_info)
+        if isinstance(request, wire.Generate):
+            check_speculates(request, self.engine.model_info)
         check_version(request.if_weights, self.engine.model_info)
         job.request = None  # it may be large, and Redis has it
         comparison, build = None, self._build
@@ -159,11 +159,19 @@ def check_version(wanted: int | None, model_info: ModelInfo) -> None:
     raise JobError(wire.Failure(code="weights_gone", message=message, field="if_weights"))
 
 
-def check_speculates(model_info: ModelInfo) -> None:
-    """Refuse a request for the logprobs of proposed tokens to a model without speculation. Raises JobError."""
-    if model_info.speculation not in ("ngram", "draft"):
+def check_speculates(request: wire.Generate, model_info: ModelInfo) -> None:
+    """Refuse what a request asks of a speculation that the model is not served with. Raises JobError."""
+    has = model_info.speculations
+    if request.speculation is not None and request.speculation not in has:
         raise invalid_request(
-            "include_draft_logprobs",
-            "expected a model that is served with speculation (SCOREPOOL_SPECULATION, --draft), found one with "
-            f"speculation {model_info.speculation}",
+            "speculation",
+            f"expected {' or '.join(has)}, which this worker has (SCOREPOOL_SPECULATION, --draft), found "
+            f"{request.speculation}",
         )
+    for field in ("include_draft_logprobs", "speculation_tokens"):
+        if getattr(request, field) and len(has) == 1:
+            raise invalid_request(
+                field,
+                "expected a model that is served with speculation (SCOREPOOL_SPECULATION, --draft), found one with "
+                f"speculation {model_info.speculation}",
+            )

@@ -113,6 +113,8 @@ def _to_generated(
     is_processed = request.logprobs and request.logprobs_mode == "processed_logprobs"
     prepared = []
     for index, constraint in enumerate(constraints_of(request, chat_prompt, codec, owner)):
+        if constraint is not None:
+            _check_unproposed(request)
         sequence = Sequence(
             token_ids=list(prompt_ids),
             score_from=_score_from(request, len(prompt_ids), max_tokens),
@@ -121,6 +123,8 @@ def _to_generated(
             rank=request.rank,
             temperature=request.temperature if is_processed else 1.0,
             processed=is_processed,
+            speculation=request.speculation,
+            speculation_tokens=request.speculation_tokens,
             reports_proposals=request.include_draft_logprobs and max_tokens > 0,
             sampling=_sampling(request, index, max_tokens, exclusions) if max_tokens else None,
             constraint=constraint,
@@ -154,6 +158,16 @@ def _sampling(request: wire.Generate, index: int, max_tokens: int, exclusions: E
         frequency_penalty=request.frequency_penalty,
         repetition_penalty=request.repetition_penalty,
     )
+
+
+def _check_unproposed(request: wire.Generate) -> None:
+    """Check that a constrained generation asks for no proposals. Raises JobError."""
+    if request.speculation in ("ngram", "draft"):
+        raise invalid_request(
+            "speculation",
+            "expected off or null beside a grammar, a schema or forced tool calls, because what they allow is known "
+            f"for one token at a time; found {request.speculation}",
+        )
 
 
 def _check_min_tokens(request: wire.Generate, max_tokens: int) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
@@ -26,12 +26,15 @@ from scorepool.wire.request import (
     NumTokens,
     Penalty,
     RepetitionPenalty,
+    Speculation,
+    SpeculationTokens,
     StopString,
     StopStrings,
     StopTokenIds,
     Temperature,
     TokenId,
     TopP,
+    check_speculation,
 )
 
 T = TypeVar("T")
@@ -99,8 +102,26 @@ class SamplingParameters(Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     allowed_token_ids: AllowedTokenIds | None = None
     bad_words: BadWords | None = None
     spaces_between_special_tokens: NoEffect[bool] | None = None
+    speculation: (
+        Annotated[
+            Speculation,
+            Meta(
+                description="An addition. The source of tokens that the model then verifies, if the worker has it. "
+                "It changes no token and no logprob."
+            ),
+        ]
+        | None
+    ) = None
+    speculation_tokens: (
+        Annotated[
+            SpeculationTokens,
+            Meta(description="An addition. Proposed tokens in one step, at most; the worker may allow fewer."),
+        ]
+        | None
+    ) = None
 
     def __post_init__(self) -> None:
+        check_speculation(self.speculation, self.speculation_tokens, include_draft_logprobs=False)
         if self.logprob_token_ids and not self.has_token_logprobs:
             raise ValueError("`logprob_token_ids` needs `logprobs`")
 
@@ -153,6 +174,7 @@ class SamplingRequest(SamplingParameters, frozen=True, forbid_unknown_fields=Tru
         check_stream_options(self.stream_options, self.stream)
         if self.include_draft_logprobs and not self.has_token_logprobs:
             raise ValueError("`include_draft_logprobs` needs `logprobs`")
+        check_speculation(self.speculation, self.speculation_tokens, bool(self.include_draft_logprobs))
 
 
 def check_stream_options(options: StreamOptions | None, stream: bool | None) -> None:
@@ -167,6 +189,8 @@ class SamplingFields(wire.SamplingOptions):
     logprobs_mode: LogprobsMode | None
     targets: list[int] | None
     target_bytes: bool
+    speculation: Speculation | None
+    speculation_tokens: int | None
 
 
 class JobFields(SamplingFields):
@@ -199,6 +223,8 @@ def sampling_options(params: SamplingParameters) -> SamplingFields:
         logprobs_mode=params.logprobs_mode,
         targets=params.logprob_token_ids or None,
         target_bytes=bool(params.logprob_token_ids),
+        speculation=params.speculation,
+        speculation_tokens=params.speculation_tokens,
         temperature=1.0 if params.temperature is None else params.temperature,
         top_p=1.0 if params.top_p is None else params.top_p,
         top_k=max(params.top_k or 0, 0),
@@ -221,6 +247,12 @@ def sampling_options(params: SamplingParameters) -> SamplingFields:
 class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
     """Count the tokens that speculation proposed."""
 
+    speculation: Annotated[
+        Literal["ngram", "draft"] | UnsetType, Meta(description="An addition. The source of proposed tokens.")
+    ] = UNSET
+    speculation_tokens: Annotated[
+        int | UnsetType, Meta(description="An addition. Proposed tokens in one step, at most.")
+    ] = UNSET
     accepted_prediction_tokens: Annotated[int, Meta(description="They are part of the completion.")]
     rejected_prediction_tokens: Annotated[int, Meta(description="They are not.")]
 
@@ -243,7 +275,7 @@ class CompletionUsage(Struct, frozen=True, kw_only=True):
         PromptTokensDetails | UnsetType, Meta(description="Present if tokens of the prompt were not computed anew.")
     ] = UNSET
     completion_tokens_details: Annotated[
-        CompletionTokensDetails | UnsetType, Meta(description="Present if the worker's speculation proposed tokens.")
+        CompletionTokensDetails | UnsetType, Meta(description="Present if speculation could propose tokens.")
     ] = UNSET
 
 
@@ -300,19 +332,24 @@ def usage_of_results(results: Sequence[wire.Result]) -> CompletionUsage:
 
 def to_usage(prompt_tokens: int, completion_tokens: int, ended: Iterable[wire.Usage] = ()) -> CompletionUsage:
     """Build the usage of these numbers of tokens, and of what was cached and proposed in the jobs that have ended."""
-    accepted = proposed = cached = 0
+    accepted = proposed = cached = most = 0
+    method: Literal["ngram", "draft"] | UnsetType = UNSET
     for usage in ended:
+        method, most = usage.speculation or method, max(most, usage.speculation_tokens)
         cached += usage.cached_tokens
         accepted, proposed = accepted + usage.accepted_tokens, proposed + usage.proposed_tokens
     details = CompletionTokensDetails(
-        accepted_prediction_tokens=accepted, rejected_prediction_tokens=proposed - accepted
+        speculation=method,
+        speculation_tokens=most or UNSET,
+        accepted_prediction_tokens=accepted,
+        rejected_prediction_tokens=proposed - accepted,
     )
     return CompletionUsage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached) if cached else UNSET,
-        completion_tokens_details=details if proposed else UNSET,
+        completion_tokens_details=details if method is not UNSET else UNSET,
     )
 
 

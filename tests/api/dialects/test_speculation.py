@@ -185,3 +185,56 @@ def test_a_worker_without_speculation_refuses_the_field(stack: Stack):
     del body["logprobs"]
     reply = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60)
     assert (reply.status_code, "needs `logprobs`" in reply.text) == (400, True)
+
+
+def test_a_request_chooses_what_proposes_and_usage_says_it(stack: Stack, speculating: Stack, drafting: Stack):
+    body = {**REPEATING, "prompt": PROMPT, "temperature": 0}
+    asked = {
+        "off": (speculating, {"speculation": "off"}, None),
+        "usual": (speculating, {}, ("ngram", 8)),
+        "fewer": (drafting, {"speculation_tokens": 2}, ("draft", 2)),
+        "more": (drafting, {"speculation": "ngram", "speculation_tokens": 16}, ("ngram", 8)),
+    }
+    texts = set()
+    for one, options, used in asked.values():
+        reply = httpx.post(f"{one.url}/v1/completions", json=body | options, timeout=60).json()
+        details = reply["usage"].get("completion_tokens_details")
+        found = details and (details["speculation"], details["speculation_tokens"])
+        assert found == used, options
+        texts.add(reply["choices"][0]["text"])
+    texts.add(complete(stack, temperature=0)["choices"][0]["text"])
+    assert len(texts) == 1
+    with Client(drafting.url) as client:
+        result = client.generate("demo", PROMPT, max_tokens=4, speculation="draft", speculation_tokens=3)
+        assert (result.usage.speculation, result.usage.speculation_tokens) == ("draft", 3)
+        scored = client.score("demo", [([5], [6])])
+        assert (scored.usage.speculation, scored.usage.speculation_tokens) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "sentence"),
+    [
+        ({"speculation": "draft"}, "speculation", "expected off or ngram, which this worker has"),
+        ({"speculation": "mtp"}, "speculation", "mtp"),
+        ({"speculation_tokens": 0}, "speculation_tokens", ">= 1"),
+        ({"speculation_tokens": 17}, "speculation_tokens", "<= 16"),
+        ({"speculation": "off", "speculation_tokens": 2}, "speculation_tokens", "does not go with `speculation` off"),
+        ({"speculation": "ngram", "response_format": {"type": "json_object"}}, "speculation", "beside a grammar"),
+    ],
+)
+def test_a_choice_that_a_worker_has_not_is_refused_by_name(
+    speculating: Stack, options: dict[str, Any], field: str | None, sentence: str
+):
+    body = {"model": "demo", "messages": [{"role": "user", "content": "a"}], "max_tokens": 4, **options}
+    reply = httpx.post(f"{speculating.url}/v1/chat/completions", json=body, timeout=60)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert (error["param"], sentence in error["message"]) == (field, True), error
+
+
+def test_a_worker_without_speculation_takes_off_alone(stack: Stack):
+    assert complete(stack, speculation="off")["usage"].get("completion_tokens_details") is None
+    for options in ({"speculation": "ngram"}, {"speculation_tokens": 2}):
+        reply = httpx.post(f"{stack.url}/v1/completions", json={**REPEATING, "prompt": PROMPT, **options}, timeout=60)
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == next(iter(options))

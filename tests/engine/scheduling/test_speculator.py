@@ -1,10 +1,12 @@
 """Proposals stay within the step's tokens, the row's length and what the model can verify."""
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorepool.engine.scheduling.proposals import NgramSource, Proposal
+from scorepool.engine.scheduling.proposals import ChosenSource, NgramSource, Proposal
 from scorepool.engine.scheduling.slice import Slice, SliceResult
 from scorepool.engine.scheduling.speculator import Speculator
 from scorepool.engine.sequence import Sampling, Sequence
@@ -68,3 +70,57 @@ def test_a_row_that_ended_is_forgotten(num_forgotten: int):
     speculator = speculator_of([sequence])
     speculator.forget([sequence] * num_forgotten)
     assert bool(speculator.propose([sequence], 100)[0].token_ids) is not bool(num_forgotten)
+
+
+def test_a_row_has_as_many_proposals_as_it_allows_and_none_if_it_is_off():
+    sequences = [repeating(20) for _ in range(4)]
+    sequences[1].speculation_tokens = 2
+    sequences[2].speculation = "off"
+    sequences[3].speculation = "ngram"
+    speculator = speculator_of(sequences)
+    sizes = [len(ids) for ids, _ in speculator.propose(sequences, 100)]
+    assert sizes[0] == sizes[3] > 2
+    assert sizes[1:3] == [2, 0]
+    assert not speculator.may_propose([sequences[2]], 100)
+
+
+class FixedSource:
+    """Proposes one token, which says who proposed it."""
+
+    def __init__(self, token_id: int) -> None:
+        self.token_id = token_id
+        self.has_prefilled = False
+        self.seen: list[Sequence] = []
+
+    def num_worthwhile(self, sequence: Sequence) -> int:
+        return 4
+
+    def rate(self, sequence: Sequence) -> float:
+        return 1.0
+
+    def propose(self, decoding: list[Sequence], lengths: list[int]) -> list[Proposal]:
+        assert any(lengths)
+        self.has_prefilled = True
+        return [Proposal((self.token_id,) * length) for length in lengths]
+
+    def observe(self, result: SliceResult) -> None:
+        self.seen.append(result.slice.sequence)
+
+    def forget(self, sequences: Iterable[Sequence]) -> None:
+        self.seen = [one for one in self.seen if one not in list(sequences)]
+
+
+def test_each_row_is_proposed_for_by_what_it_chooses():
+    sequences = [repeating(20) for _ in range(3)]
+    sequences[0].speculation = "ngram"
+    sequences[1].speculation = "draft"  # as the third does, which does not say
+    sources = {"ngram": FixedSource(1), "draft": FixedSource(2)}
+    chosen = ChosenSource(sources, "draft")
+    assert [ids for ids, _ in chosen.propose(sequences, [2, 1, 3])] == [(1, 1), (2,), (2, 2, 2)]
+    assert [ids for ids, _ in chosen.propose(sequences, [0, 0, 1])] == [(), (), (2,)]
+    for sequence in sequences:
+        chosen.observe(SliceResult(Slice.decode(sequence), 1))
+    assert sources["ngram"].seen == sequences[:1]
+    assert sources["draft"].seen == sequences[1:]
+    chosen.forget(iter(sequences))
+    assert sources["ngram"].seen == sources["draft"].seen == []

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
@@ -333,12 +333,15 @@ def chat_codec_of(name: str) -> ChatCodec:
         return load_chat_codec(Path(folder), {})
 
 
-def save_tokenizer(sample: FormatSample, template_hint: str, folder: Path) -> None:
-    """Write a tokenizer of this kind, with a chat template."""
+def save_tokenizer(sample: FormatSample, template_hint: str, folder: Path, training: Sequence[str] = ()) -> None:
+    """Write a tokenizer of this kind, with a chat template. It learns tokens of several bytes from `training`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE({piece: token_id for token_id, piece in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
+    if training:
+        trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+        backend.train_from_iterator(training, trainer)
     added = [AddedToken(text.removeprefix("+"), special=not text.startswith("+")) for text in sample.tokens]
     backend.add_tokens([*added, AddedToken(EOS, special=True)])
     fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=EOS)

@@ -1,104 +1,19 @@
 """A chat's answer from its tokens: the joined chunks of a stream equal the whole reply. No process, no model."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scorepool import wire
-from scorepool.api.dialects.deltas import ChoiceStream
-from scorepool.api.dialects.openai.chat import ChatRequest, to_request
-from scorepool.api.dialects.openai.chat_reply import ChatChoice, ChatChoiceChunk, to_chat_completion, to_chunk
-from scorepool.engine.sampling.stop import check_stop
-from scorepool.worker.inference.job_stream import JobStream
-from scorepool.worker.inference.prepared import PreparedSequence
-from scorepool.worker.inference.result import to_result
-from scorepool.worker.inference.translate import to_sequences
-from tests.chat_formats import COUNT, EOS, FORMATS, LOOK, TOOLS, chat_codec_of, ids_of
-from tests.worker.fake import finish
-
-PROVENANCE = wire.Provenance(
-    model="m",
-    fingerprint="f",
-    dtype="float32",
-    quantization=None,
-    adapter=None,
-    mode="default",
-    backend="b",
-    versions={},
-)
-
-
-class Run:
-    """The token deltas and the result that a worker sends for an answer of these tokens."""
-
-    def __init__(self, name: str, token_ids: Sequence[int], steps: Sequence[int] = (1,), **options: Any) -> None:
-        body = {"model": "m", "messages": [{"role": "user", "content": "Go."}], "logprobs": True, "tools": TOOLS}
-        self.body = wire.parse(json.dumps(body | options).encode(), ChatRequest)
-        self.codec = chat_codec_of(name)
-        request = to_request(self.body, timeout_s=60)
-        (prepared,) = finish(to_sequences(request, self.codec, context_length=10_000))
-        self.deltas = list(self._run(prepared, token_ids, steps))
-        self.result = to_result(request, [prepared], self.codec, PROVENANCE)
-
-    def _run(
-        self, prepared: PreparedSequence, token_ids: Sequence[int], steps: Sequence[int]
-    ) -> Iterator[wire.TokenDelta]:
-        """Sample these tokens, and emit after as many as `steps` says, over and over."""
-        row = prepared.sequence
-        job_stream = self.job_stream = JobStream("j", [prepared], with_logprobs=True, codec=self.codec)
-        sampling = row.sampling
-        assert sampling is not None
-        row.sampling = replace(sampling, max_tokens=len(token_ids))
-        publishes = [flag for size in steps for flag in [False] * (size - 1) + [True]]
-        for number, token_id in enumerate(token_ids):
-            row.token_ids.append(token_id)
-            row.columns.logprobs.append(-float(number))
-            row.columns.sampled_logprobs.append(-float(number))
-            check_stop(row, self.codec.tokenizer.token_bytes, self.codec.tokenizer.eos_ids)
-            if row.is_done:
-                return
-            if publishes[number % len(publishes)]:
-                job_stream.on_step([row])
-                yield from job_stream.take(10**6)[0]
-
-    def pieces(self, draw: Callable[[st.SearchStrategy[int]], int]) -> Iterator[wire.TokenDelta]:
-        """Take the tokens again and again, in pieces of any size. None begins after the end of those before it."""
-        self.job_stream.rewind(0, 0)
-        for _ in range(draw(st.integers(1, 8))):
-            (delta,) = self.job_stream.take(draw(st.integers(1, 200)))[0] or [None]
-            if delta is not None:
-                yield delta
-                self.job_stream.rewind(0, draw(st.integers(0, delta.first + len(delta.token_ids))))
-
-    @property
-    def whole(self) -> ChatChoice:
-        return to_chat_completion(self.body, self.result, "id", 0).choices[0]
-
-    def chunks(self, deltas: Sequence[wire.TokenDelta]) -> list[ChatChoiceChunk]:
-        stream = ChoiceStream(0)
-        sent = [new for delta in deltas if (new := stream.add(delta)) is not None]
-        sent.append(stream.end(self.result.sequences[0]))
-        return [to_chunk(self.body, delta) for delta in sent]
+from scorepool.api.dialects.openai.chat_reply import ChatChoice, ChatChoiceChunk
+from tests.answered_chat import Run, joined
+from tests.chat_formats import COUNT, EOS, FORMATS, LOOK, chat_codec_of, ids_of
 
 
 def run(name: str, text: str, **options: Any) -> Run:
-    return Run(name, ids_of(name, text), **options)
-
-
-def joined(chunks: list[ChatChoiceChunk]) -> tuple[str, str, list[Any], list[Any], str | None]:
-    deltas = [chunk.delta for chunk in chunks]
-    return (
-        "".join(delta.content or "" for delta in deltas),
-        "".join(delta.reasoning_content or "" for delta in deltas),
-        [call for delta in deltas for call in delta.tool_calls or ()],
-        [entry for chunk in chunks for entry in chunk.logprobs.content],
-        chunks[-1].finish_reason,
-    )
+    return Run(chat_codec_of(name), ids_of(name, text), **options)
 
 
 def assert_same(whole: ChatChoice, chunks: list[ChatChoiceChunk]) -> None:
@@ -263,7 +178,8 @@ def answers(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=400)
 @given(answer=answers(), data=st.data())
 def test_joined_chunks_equal_the_whole_answer(answer: dict[str, Any], data: st.DataObject):
-    answered = Run(**answer)
+    name = answer.pop("name")
+    answered = Run(chat_codec_of(name), **answer)
     whole = answered.whole
 
     assert_same(whole, answered.chunks(answered.deltas))
@@ -277,7 +193,7 @@ def test_joined_chunks_equal_the_whole_answer(answer: dict[str, Any], data: st.D
     assert channel_text(whole, "content") == (whole.message.content or "")
     assert channel_text(whole, "reasoning") == (whole.message.reasoning_content or "")
     assert channel_text(whole, "markup") == ""
-    special = [text for text in FORMATS[answer["name"]].tokens if not text.startswith("+")]
+    special = [text for text in FORMATS[name].tokens if not text.startswith("+")]
     if answer["skip_special_tokens"]:
         assert not [
             text

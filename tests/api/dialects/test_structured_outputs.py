@@ -17,7 +17,7 @@ from scorepool.engine.sampling.stop import check_stop
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.translate import to_sequences
 from scorepool.worker.rq.errors import JobError
-from tests.api.dialects.test_channels import PROVENANCE
+from tests.answered_chat import PROVENANCE
 from tests.chat_formats import EOS, FORMATS, OPENED_FORMATS, TOOLS, chat_codec_of, ids_of
 from tests.worker.fake import finish
 

@@ -1,0 +1,1 @@
+"""Are calls read back as they were written? Generates tools and calls, and writes them as templates do."""

@@ -1,0 +1,207 @@
+"""Write turns as the chat templates of models do, from their published templates and documentation.
+
+Nothing here is shared with the code that reads them. `tests/survey/test_calls.py` compares them with templates.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Calls = list[tuple[str, dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writer:
+    calls: Callable[[Calls], str]
+    sample: str  # the format's name in tests/chat_formats.py: its tokens, and its markers around reasoning and content
+    is_opened: bool = False  # calls stand at the beginning of an answer only
+    cannot_write: str = ""  # a regular expression: strings with a match have two readings in the format
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _raw(value: Any) -> str:
+    """Write a string as it is, and other values as JSON."""
+    return value if isinstance(value, str) else to_json(value)
+
+
+def _as_jinja(value: Any) -> str:
+    """Write a string as it is, lists and objects as JSON, and other values as Python prints them."""
+    return to_json(value) if isinstance(value, dict | list) else str(value)
+
+
+def _objects(calls: Calls, arguments: str = "arguments") -> list[str]:
+    return [f'{{"name": {to_json(name)}, "{arguments}": {to_json(given)}}}' for name, given in calls]
+
+
+def _hermes(calls: Calls) -> str:
+    return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in _objects(calls))
+
+
+def _qwen3_coder(calls: Calls) -> str:
+    written = []
+    for name, arguments in calls:
+        pairs = "".join(f"<parameter={key}>\n{_as_jinja(value)}\n</parameter>\n" for key, value in arguments.items())
+        written.append(f"<tool_call>\n<function={name}>\n{pairs}</function>\n</tool_call>")
+    return "\n".join(written)
+
+
+def _seed_oss(calls: Calls) -> str:
+    written = []
+    for name, arguments in calls:
+        pairs = "".join(f"<parameter={key}>{_raw(value)}</parameter>\n" for key, value in arguments.items())
+        written.append(f"<seed:tool_call>\n<function={name}>\n{pairs}</function>\n</seed:tool_call>")
+    return "\n".join(written)
+
+
+def _minimax_m2(calls: Calls) -> str:
+    written = ""
+    for name, arguments in calls:
+        pairs = "".join(f'<parameter name="{key}">{_raw(value)}</parameter>\n' for key, value in arguments.items())
+        written += f'<invoke name="{name}">\n{pairs}</invoke>\n'
+    return f"<minimax:tool_call>\n{written}</minimax:tool_call>"
+
+
+def _glm45(calls: Calls) -> str:
+    written = []
+    for name, arguments in calls:
+        pairs = "".join(
+            f"<arg_key>{key}</arg_key>\n<arg_value>{_raw(value)}</arg_value>\n" for key, value in arguments.items()
+        )
+        written.append(f"<tool_call>{name}\n{pairs}</tool_call>")
+    return "\n".join(written)
+
+
+def _in_one_line(calls: Calls, prefix: str) -> str:
+    """Write GLM 4.7's and LongCat's calls."""
+    key_tag, value_tag, written = f"{prefix}arg_key", f"{prefix}arg_value", ""
+    for name, arguments in calls:
+        pairs = "".join(
+            f"<{key_tag}>{key}</{key_tag}><{value_tag}>{_raw(value)}</{value_tag}>" for key, value in arguments.items()
+        )
+        written += f"<{prefix}tool_call>{name}{pairs}</{prefix}tool_call>"
+    return written
+
+
+def _gemma_value(value: Any, quote: str) -> str:
+    match value:
+        case str():
+            return f"{quote}{value}{quote}"
+        case bool():
+            return "true" if value else "false"
+        case dict():
+            pairs = sorted(value.items(), key=lambda pair: pair[0].lower())
+            return f"{{{','.join(f'{key}:{_gemma_value(each, quote)}' for key, each in pairs)}}}"
+        case list():
+            return f"[{','.join(_gemma_value(each, quote) for each in value)}]"
+        case _:
+            return str(value)  # None too, as Jinja prints it
+
+
+def _gemma(calls: Calls, start: str, end: str, quote: str) -> str:
+    return "".join(f"{start}call:{name}{_gemma_value(arguments, quote)}{end}" for name, arguments in calls)
+
+
+def _python_value(value: Any) -> str:
+    match value:
+        case str():
+            return to_json(value)  # JSON's strings are Python's
+        case dict():
+            return f"{{{', '.join(f'{to_json(key)}: {_python_value(each)}' for key, each in value.items())}}}"
+        case list():
+            return f"[{', '.join(map(_python_value, value))}]"
+        case _:
+            return repr(value)
+
+
+def _pythonic(calls: Calls) -> str:
+    written = [
+        f"{name}({', '.join(f'{key}={_python_value(value)}' for key, value in arguments.items())})"
+        for name, arguments in calls
+    ]
+    return f"[{', '.join(written)}]"
+
+
+def _kimi_k2(calls: Calls) -> str:
+    written = "".join(
+        f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{to_json(arguments)}<|tool_call_end|>"
+        for index, (name, arguments) in enumerate(calls)
+    )
+    return f"<|tool_calls_section_begin|>{written}<|tool_calls_section_end|>"
+
+
+def _deepseek_v3(calls: Calls) -> str:
+    written = "\n".join(
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{to_json(arguments)}\n```<｜tool▁call▁end｜>"
+        for name, arguments in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{written}<｜tool▁calls▁end｜>"
+
+
+def _deepseek_v31(calls: Calls) -> str:
+    written = "".join(
+        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{to_json(arguments)}<｜tool▁call▁end｜>" for name, arguments in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{written}<｜tool▁calls▁end｜>"
+
+
+def _harmony(calls: Calls) -> str:
+    return "".join(
+        f" to=functions.{name}<|channel|>commentary json<|message|>{to_json(arguments)}<|call|><|start|>assistant"
+        for name, arguments in calls
+    )
+
+
+def _list_between(before: str, after: str) -> Callable[[Calls], str]:
+    return lambda calls: f"{before}[{', '.join(_objects(calls))}]{after}"
+
+
+_PARAMETER_END = r"</parameter>\s*(<parameter|</function|</invoke)"
+_PAIR_END = r"</(longcat_)?arg_value>\s*(<|$)"
+_QUOTE_END = r'(<\|"\|>|<escape>)\s*([,\]})=:]|$)'
+WRITERS = {
+    "deepseek_v3": Writer(calls=_deepseek_v3, sample="deepseek_v3"),
+    "deepseek_v31": Writer(calls=_deepseek_v31, sample="deepseek_v31"),
+    "functiongemma": Writer(
+        calls=lambda calls: _gemma(calls, "<start_function_call>", "<end_function_call>", "<escape>"),
+        sample="function_gemma",
+        cannot_write=_QUOTE_END,
+    ),
+    "functionary": Writer(
+        calls=lambda calls: "".join(f"<function={name}>{to_json(given)}</function>" for name, given in calls),
+        sample="functionary",
+        is_opened=True,
+    ),
+    "gemma4": Writer(
+        calls=lambda calls: _gemma(calls, "<|tool_call>", "<tool_call|>", '<|"|>'),
+        sample="gemma4",
+        cannot_write=_QUOTE_END,
+    ),
+    "glm45": Writer(calls=_glm45, sample="glm47", cannot_write=_PAIR_END),
+    "glm47": Writer(calls=lambda calls: _in_one_line(calls, ""), sample="glm47", cannot_write=_PAIR_END),
+    "granite": Writer(calls=_list_between("<|tool_call|>", ""), sample="granite"),
+    "hermes": Writer(calls=_hermes, sample="json_tools"),
+    "jamba": Writer(calls=_list_between("<tool_calls>", "</tool_calls>"), sample="jamba", is_opened=True),
+    "kimi_k2": Writer(calls=_kimi_k2, sample="kimi_k2"),
+    "lfm2": Writer(calls=lambda calls: f"<|tool_call_start|>{_pythonic(calls)}<|tool_call_end|>", sample="lfm2"),
+    "llama3_json": Writer(
+        calls=lambda calls: "; ".join(_objects(calls, "parameters")), sample="llama3_json", is_opened=True
+    ),
+    "llama4_pythonic": Writer(calls=_pythonic, sample="llama4_pythonic", is_opened=True),
+    "longcat": Writer(calls=lambda calls: _in_one_line(calls, "longcat_"), sample="longcat", cannot_write=_PAIR_END),
+    "minimax_m2": Writer(calls=_minimax_m2, sample="minimax_m2", cannot_write=_PARAMETER_END),
+    "mistral": Writer(
+        calls=lambda calls: "".join(f"[TOOL_CALLS]{name}[ARGS]{to_json(given)}" for name, given in calls),
+        sample="mistral",
+    ),
+    "mistral, older": Writer(calls=_list_between("[TOOL_CALLS] ", ""), sample="mistral_list"),
+    "nemotron_json": Writer(calls=_list_between("<TOOLCALL>", "</TOOLCALL>"), sample="nemotron_json", is_opened=True),
+    "openai": Writer(calls=_harmony, sample="harmony"),
+    "phi4_mini_json": Writer(calls=_list_between("functools", ""), sample="phi4_mini_json", is_opened=True),
+    "pythonic": Writer(calls=_pythonic, sample="pythonic", is_opened=True),
+    "qwen3_coder": Writer(calls=_qwen3_coder, sample="qwen3_coder", cannot_write=_PARAMETER_END),
+    "seed_oss": Writer(calls=_seed_oss, sample="seed_oss", cannot_write=_PARAMETER_END),
+}

@@ -4,7 +4,6 @@ Each model gets a share of the memory that its weights and caches never exceed. 
 together, residency.py decides whose weights are loaded.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -13,9 +12,9 @@ from scorepool.engine.core import Runner
 from scorepool.engine.engine import Engine, open_runner
 from scorepool.engine.engine_loop import EngineLoop
 from scorepool.engine.errors import LoadError
-from scorepool.engine.local_folder import WEIGHTS, find_local_folder
 from scorepool.engine.residency import Residency
 from scorepool.engine.settings import EngineSettings
+from scorepool.engine.weights_size import weights_bytes
 
 CACHES_DIVISOR = 4  # this part of the memory is kept for caches, if there is not more
 UNKNOWN_BYTES = 2**62  # of a model of the hub: it is opened alone
@@ -99,14 +98,9 @@ def _for_opening(settings: EngineSettings) -> EngineSettings:
 
 
 def _estimate_bytes(settings: EngineSettings) -> int:
-    """Return what the weights may take, before they are loaded: 16-bit weights double where they become float32."""
+    """Return what the weights may take, before they are loaded."""
     try:
-        folders = [find_local_folder(source) for source in (settings.model, settings.draft) if source is not None]
+        sizes = [weights_bytes(source, settings.dtype) for source in (settings.model, settings.draft) if source]
     except LoadError:
         return 0  # opening it says why
-    widens = settings.dtype == "float32" or (settings.dtype == "auto" and sys.platform != "darwin")
-    stored = sum(
-        UNKNOWN_BYTES if folder is None else sum(path.stat().st_size for path in folder.glob(WEIGHTS))
-        for folder in folders
-    )
-    return stored * (2 if widens else 1)
+    return sum(UNKNOWN_BYTES if size is None else size for size in sizes)

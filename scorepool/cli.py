@@ -277,15 +277,31 @@ def check_model(
     rich_help_panel=CHECK, epilog=exit_statuses(_0="every check passed", _1="one failed, and its line says what to do")
 )
 def doctor(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[,ALIAS...]=FOLDER_OR_HUB_ID",
+            help="Look whether it fits; several: into one worker. Default: $SCOREPOOL_MODEL or $SCOREPOOL_MODELS.",
+        ),
+    ] = None,
+    adapter: Adapter = None,
+    dtype: Dtype = None,
     host: Host = None,
     port: Port = None,
     redis_url: RedisUrlOrEmbedded = None,
     redis_url_file: RedisUrlFile = None,
     as_json: Json = False,
 ) -> None:
-    """Check this machine: settings, disk, Redis, BLAS, Metal, memory, port, clock; say what to do."""
-    environ = to_environ(host=host, port=port, redis_url=redis_url, redis_url_file=redis_url_file)
-    run("doctor", lambda: commands.doctor(environ, as_json=as_json))
+    """Check this machine: settings, disk, Redis, BLAS, Metal, memory, models, port, clock; say what to do."""
+    environ = to_environ(
+        host=host,
+        port=port,
+        redis_url=redis_url,
+        redis_url_file=redis_url_file,
+        dtype=dtype,
+        adapters=join_adapters(adapter),
+    )
+    run("doctor", lambda: commands.doctor(model, environ, as_json=as_json))
 
 
 @app.command(rich_help_panel=START, epilog=exit_statuses(_1="no key can have this name"))

@@ -239,8 +239,10 @@ def check_model(model: str, environ: dict[str, str], *, as_json: bool) -> NoRetu
     replace_process([*check_model_command(), *(["--json"] if as_json else []), "--", model], environ)
 
 
-def doctor(environ: dict[str, str], *, as_json: bool) -> int:
-    """Check this machine."""
+def doctor(models: list[str] | None, environ: dict[str, str], *, as_json: bool) -> int:
+    """Check this machine, also for these models."""
+    if models:
+        environ = environ | model_environ(models)
     return machine.doctor(merge(environ), as_json=as_json)
 
 

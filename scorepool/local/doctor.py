@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from redis.exceptions import RedisError
 
 from scorepool import store, wire
 from scorepool.commands.running import FAILED
+from scorepool.local.doctor_models import describe_fit, named_models
 from scorepool.local.machine_memory import machine_memory_bytes
 from scorepool.local.redis_check import check_redis_url
 from scorepool.local.redis_server import RedisServerError
@@ -146,6 +147,18 @@ def check_memory(settings: store.Settings, environ: Mapping[str, str]) -> str:
     return f"{_gib(total)}, of which models may use {_gib(settings.memory_bytes or total * 4 // 5)}"
 
 
+def check_models(settings: store.Settings, environ: Mapping[str, str]) -> str:
+    """Check that the models and adapters of the settings are there, and that their weights fit into the memory."""
+    try:
+        models = named_models(settings)
+        if not models:
+            return "none in this environment"
+        sizes = _weights_bytes(settings.dtype, [model.source for model in models])
+        return describe_fit(settings, models, sizes, settings.memory_bytes or machine_memory_bytes() * 4 // 5)
+    except store.SettingsError as error:
+        raise Trouble(str(error)) from None
+
+
 def check_port(settings: store.Settings, environ: Mapping[str, str]) -> str:
     """Check that the API can listen, or listens already."""
     if settings.uds:
@@ -187,6 +200,7 @@ CHECKS: dict[str, Callable[[store.Settings, Mapping[str, str]], str]] = {
     "blas": check_blas,
     "metal": check_metal,
     "memory": check_memory,
+    "models": check_models,
     "port": check_port,
     "clock": check_clock,
 }
@@ -217,12 +231,8 @@ def _redis_version(url: str) -> str:
 @cache
 def _device() -> dict[str, Any]:
     """Ask a process of its own what MLX computes with. Raises Trouble."""
-    command = [sys.executable, "-P", "-m", "scorepool.engine.model.device"]
-    environ = {**os.environ, "PYTHONPATH": IMPORT_PATH}
     try:
-        done = subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=DEVICE_TIMEOUT_S, check=False
-        )
+        done = _run_module("scorepool.engine.model.device")
     except subprocess.TimeoutExpired:
         raise Trouble(f"MLX did not compute a sum in {DEVICE_TIMEOUT_S:.0f} s: restart the machine") from None
     if done.returncode:
@@ -232,6 +242,23 @@ def _device() -> dict[str, Any]:
         )
     description: dict[str, Any] = json.loads(done.stdout)
     return description
+
+
+def _weights_bytes(dtype: str, sources: Sequence[str]) -> list[dict[str, Any]]:
+    """Ask a process of its own what models take in memory: `num_bytes`, or `error`. Raises Trouble."""
+    try:
+        done = _run_module("scorepool.engine.weights_size", dtype, *sources)
+        sizes: list[dict[str, Any]] = json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError):
+        raise Trouble(f"the files of the models could not be read in {DEVICE_TIMEOUT_S:.0f} s") from None
+    return sizes
+
+
+def _run_module(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a module of ours to its end. Raises subprocess.TimeoutExpired."""
+    command = [sys.executable, "-P", "-m", name, *arguments]
+    environ = {**os.environ, "PYTHONPATH": IMPORT_PATH}
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=DEVICE_TIMEOUT_S, check=False)
 
 
 def _gib(size_bytes: int) -> str:

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from scorepool.cli import app
+from scorepool.engine import Engine, EngineSettings
 from scorepool.local import doctor
 from scorepool.local.demo import free_port
 
@@ -66,6 +67,80 @@ def test_a_check_that_fails_names_its_remedy(
     assert done.exit_code == 1
     [line] = [line for line in failed(done) if line.split()[0] == name]
     assert remedy in line
+
+
+@pytest.fixture
+def spec(root: Path) -> str:
+    return f"{root / 'scorepool' / 'models' / 'demo'}"
+
+
+def line_of(done: Result, name: str) -> str:
+    [line] = [line for line in done.stdout.splitlines() if line.split()[0] == name]
+    return " ".join(line.split()[1:])
+
+
+@pytest.mark.parametrize(
+    ("memory_mib", "words"),
+    [
+        (
+            1000,
+            r"ok weights of a 7 MiB, b 7 MiB, c \(hub id, not looked at\): together 14 MiB, so one worker holds all",
+        ),
+        (16, r"ok weights of a .*: together \d+ MiB, so of 16 MiB one worker holds some at a time, by turns of 7 s"),
+        (
+            5,
+            r"FAILED model 'a': its weights take \d+ MiB, expected less than the 5 MiB that models may use: quantise",
+        ),
+    ],
+)
+def test_several_models_of_one_worker_fit_or_come_and_go_or_cannot_be_served(
+    run: Callable[..., Result], spec: str, memory_mib: int, words: str
+):
+    models = f"a={spec};b,c2={spec};c=owner/name"
+    done = run(MODELS=models, MEMORY_BYTES=str(memory_mib * 2**20), MODEL_TURN_S="7")
+    assert re.match(words, line_of(done, "models")), line_of(done, "models")
+    assert done.exit_code == (1 if memory_mib == 5 else 0)
+
+
+def test_the_weights_of_the_demo_model_take_what_the_engine_says(run: Callable[..., Result], spec: str):
+    found = re.match(r"ok weights of demo (\d+) MiB, of", line_of(run("--model", f"demo={spec}"), "models"))
+    assert found
+    engine = Engine(EngineSettings(model=spec))
+    engine.close()
+    assert int(found[1]) == pytest.approx(engine.model_info.weights_bytes / 2**20, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"MODELS": "a=/none;b={demo}"}, "model 'a': there is no folder '/none'"),
+        ({"MODELS": "a={tmp};b={demo}"}, "model 'a': {tmp} has no config.json"),
+        ({"MODELS": "a={demo};a={demo}"}, "the name 'a' is given to two models"),
+        ({"MODELS": "a={demo};b={cut}"}, "model.safetensors is no complete safetensors file"),
+        (
+            {"MODELS": "a={demo};b={demo}", "ADAPTERS": "x=/x"},
+            "several models are served; expected x@MODEL=/x with one",
+        ),
+        ({"MODELS": "a={demo};b={demo}", "ADAPTERS": "x@c=/x"}, "there is no model 'c', expected one of a, b"),
+        ({"MODEL": "a={demo}", "ADAPTERS": "a=/x"}, "the name 'a' is taken by a model"),
+        (
+            {"MODEL": "a={demo}", "ADAPTERS": "x={tmp}"},
+            "expected a folder with adapter_config.json and adapter_model.sa",
+        ),
+    ],
+)
+def test_models_and_adapters_that_cannot_be_served_are_named(
+    run: Callable[..., Result], spec: str, tmp_path: Path, environ: dict[str, str], words: str
+):
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    (cut / "config.json").write_text("{}")
+    (cut / "model.safetensors").write_bytes((Path(spec) / "model.safetensors").read_bytes()[:-1000])
+    places = {"demo": spec, "tmp": str(tmp_path), "cut": str(cut)}
+    done = run(**{name: value.format(**places) for name, value in environ.items()})
+    [line] = failed(done)
+    assert line.startswith("models ")
+    assert words.format(**places) in line
 
 
 def test_a_port_that_another_server_holds_is_named(run: Callable[..., Result]):

@@ -20,6 +20,7 @@ from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.scheduling.kv_budget import KVBudget
 from scorepool.engine.scheduling.prefill_pace import PrefillPace
 from scorepool.engine.scheduling.prefix_cache import PrefixCache, Store
+from scorepool.engine.scheduling.prefix_stats import PrefixCounts, PrefixStats
 from scorepool.engine.scheduling.proposals import ChosenSource, Draft, DraftSource, NgramSource, ProposalSource
 from scorepool.engine.scheduling.scheduler import SHARE_BESIDE_DECODING, Scheduler
 from scorepool.engine.scheduling.slice import SchedulerOutput, SliceResult
@@ -103,6 +104,7 @@ class EngineCore:
         self._staged: tuple[EngineSettings, Runner] | None = None  # weights that may replace the present ones
         self.switch: WeightsSwitch | None = None
         self._share = 1.0
+        self._prefix_counts = PrefixCounts()
         self._start_scheduling(runner)
         self.adapters = AdapterTable()
         self._adapter_bytes = 0  # in the weights' bytes of the model's info
@@ -131,6 +133,11 @@ class EngineCore:
         """The sequences that hold a KV cache, and the tokens of these caches: sequences times the longest."""
         running = self.scheduler.running
         return len(running), len(running) * max((sequence.num_computed for sequence in running), default=0)
+
+    @property
+    def prefix_stats(self) -> PrefixStats:
+        """What the prefix cache counts."""
+        return PrefixStats() if self.prefix_cache is None else self.prefix_cache.stats
 
     def add(self, group: Group) -> None:
         """Append a group to those that wait; fail it if an adapter that it names is not loaded."""
@@ -301,7 +308,9 @@ class EngineCore:
         settings = self._settings
         self.prefix_cache = None
         if runner.can_share:
-            self.prefix_cache = PrefixCache(settings.prefix_cache_bytes, store=runner.prefix_store)
+            self.prefix_cache = PrefixCache(
+                settings.prefix_cache_bytes, store=runner.prefix_store, counts=self._prefix_counts
+            )
         kv_budget = KVBudget(settings.max_running_rows, runner.model_info.max_cached_tokens)
         pace = PrefillPace(settings.prefill_ms / 1000, settings.max_batch_tokens // SHARE_BESIDE_DECODING)
         self.scheduler = Scheduler(

@@ -250,7 +250,8 @@ class Engine:
             if core.has_work and not core.is_loaded:
                 self._load_weights(core)
             core.step(may_wait=is_alone)
-            core.stats = replace(core.stats, busy_s=core.stats.busy_s + time.monotonic() - self.step_started_at)
+            busy_s = core.stats.busy_s + time.monotonic() - self.step_started_at
+            core.stats = replace(core.stats, busy_s=busy_s, prefixes=core.prefix_stats)
             self.load, self.stats, self.model_info = core.load, core.stats, core.runner.model_info
             self._note_loaded(core)
             self.step_started_at = None

@@ -64,6 +64,7 @@ class Keys:
     missing_tokens = f"{PREFIX}:missing_tokens"  # set: wire.MissingTokens that a worker shall write again; expires
     crosscheck_counts = f"{PREFIX}:crosschecks"  # hash: how many crosschecks there were, by outcome
     prefix_tokens = f"{PREFIX}:prefix_tokens"  # hash: given tokens of all sequences, by `cache` or `computed`; expires
+    prefix_events = f"{PREFIX}:prefix_events"  # hash: `memory:hits`, ..., `disk:evictions` of all workers; expires
     id_secret = (
         f"{PREFIX}:id_secret"  # string: from which ids that follow from an Idempotency-Key are computed; permanent
     )

@@ -124,6 +124,10 @@ class EngineLoad(Struct, frozen=True, kw_only=True):
     max_running_rows: int
     cached_tokens: Annotated[int, Meta(description="Tokens of their KV caches: rows times the longest of them.")]
     max_cached_tokens: Annotated[int, Meta(description="Tokens of KV caches that fit into memory.")]
+    prefix_bytes: Annotated[int, Meta(description="Bytes of KV caches of shared prompts, in memory.")] = 0
+    prefix_disk_bytes: Annotated[
+        int, Meta(description="Bytes of the files that keep such caches, of all models of the machine.")
+    ] = 0
     budget: Annotated[float, Meta(description="Share of the batch's tokens and rows that it may use, 0 to 1.")] = 1.0
     strains: Annotated[list[Strain], Meta(description="Reasons why `budget` is below 1: the state of a Mac.")] = []
     is_loaded: Annotated[

@@ -78,6 +78,15 @@ def engine_gauges(loads: Loads) -> Iterable[Metric]:
         for reason in get_args(wire.Strain):
             strained.add_metric([model, host, reason], sum(reason in one.strains for one in each))
     yield strained
+    stored = GaugeMetricFamily(
+        "scorepool_engine_prefix_cache_bytes",
+        "KV caches of shared prompts: in the workers' memory, and in the files of their machine.",
+        labels=["model", "host", "tier"],
+    )
+    for (model, host), each in loads.items():
+        stored.add_metric([model, host, "memory"], sum(one.prefix_bytes for one in each))
+        stored.add_metric([model, host, "disk"], max(one.prefix_disk_bytes for one in each))
+    yield stored
     yield _gauge(
         "scorepool_engine_prefix_cache_hit_ratio",
         "Share of given tokens that a shared prefix had computed.",

@@ -116,6 +116,7 @@ class SnapshotCollector(Collector):
             "from",
             self.snapshot.prefix_tokens,
         )
+        yield from _prefix_metrics(self.snapshot.prefix_events)
         yield _counter(
             "checkpoint_rows",
             "Finished rows of running jobs: saved in Redis, restored after a death, dropped because the model changed.",
@@ -123,6 +124,22 @@ class SnapshotCollector(Collector):
             self.snapshot.checkpoint_rows,
         )
         yield from _cache_metrics(self.snapshot.result_cache)
+
+
+def _prefix_metrics(events: Mapping[tuple[str, str], int]) -> Iterable[Metric]:
+    """Render how KV caches of shared prompts were found and dropped, in memory and on the disks."""
+    text = "Sequences that looked for the KV cache of a shared prompt, by where and by what they found."
+    lookups = CounterMetricFamily("scorepool_prefix_cache_lookups", text, labels=["tier", "outcome"])
+    text = "KV caches of shared prompts that were dropped to make room."
+    evictions = CounterMetricFamily("scorepool_prefix_cache_evictions", text, labels=["tier"])
+    outcomes = {"hits": "hit", "misses": "miss"}
+    for (tier, event), number in events.items():
+        if event in outcomes:
+            lookups.add_metric([tier, outcomes[event]], number)
+        else:
+            evictions.add_metric([tier], number)
+    yield lookups
+    yield evictions
 
 
 def _cache_metrics(cache: ResultCacheState) -> Iterable[Metric]:

@@ -19,6 +19,7 @@ COUNT_AT_ONCE = 200  # unserved queues in one script, which takes Redis about a 
 MAX_UNSERVED = 5000  # unserved queues whose jobs are counted; the settings allow fewer
 REGISTRIES = {"started": "wip", "finished": "finished", "failed": "failed", "canceled": "canceled"}
 DELIVERY_STATES = {"started": "wip", "waiting": "scheduled", "delivered": "finished", "failed": "failed"}
+PREFIX_TIERS, PREFIX_EVENTS = ("memory", "disk"), ("hits", "misses", "evictions")
 CHECKPOINT_ROWS = ("saved", "restored", "dropped")
 PREFIX_SOURCES = ("cache", "computed")
 CROSSCHECK_OUTCOMES = ("agreed", "differed", "stopped")
@@ -78,6 +79,7 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
     outcomes: dict[str, int]  # jobs that ended, by `result` or the failure's code
     prefix_tokens: dict[str, int] = {}  # given tokens, by whether a shared prefix had them or they were computed
     result_cache: ResultCacheState = ResultCacheState()
+    prefix_events: dict[tuple[str, str], int] = {}  # by tier and event
     checkpoint_rows: dict[str, int] = {}  # finished rows of running jobs, by what became of them
     latency_ms: int = 0  # from submission to result, the sum of all that have one
 
@@ -112,6 +114,7 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
         checks: Any = await redis.hgetall(store.Keys.crosscheck_counts)
         prefixes: Any = await redis.hgetall(store.Keys.prefix_tokens)
         checkpoints: Any = await redis.hgetall(store.Keys.checkpoint_counts)
+        events: Any = await redis.hgetall(store.Keys.prefix_events)
         jobs_unserved, oldest_unserved_s = await _read_unserved(redis, queues, now)
         return cls(
             jobs=await _read_jobs(redis, queues) | jobs_unserved,
@@ -126,6 +129,11 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
             outcomes={code: decode.number(counts.get(code.encode())) for code in OUTCOMES},
             prefix_tokens={each: decode.number(prefixes.get(each.encode())) for each in PREFIX_SOURCES},
             result_cache=await ResultCacheState.read(redis),
+            prefix_events={
+                (tier, event): decode.number(events.get(f"{tier}:{event}".encode()))
+                for tier in PREFIX_TIERS
+                for event in PREFIX_EVENTS
+            },
             checkpoint_rows={each: decode.number(checkpoints.get(each.encode())) for each in CHECKPOINT_ROWS},
             latency_ms=decode.number(counts.get(store.LATENCY_MS.encode())),
         )

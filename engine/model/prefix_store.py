@@ -15,6 +15,7 @@ import os
 import re
 import zlib
 from array import array
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -47,6 +48,8 @@ class PrefixStore:
         for path in sorted(self._folder.iterdir()):
             if match := _NAME.fullmatch(path.name):
                 self._index.setdefault(int(match[1]), {})[match[2]] = path
+        self.num_bytes = self._count_bytes()  # of the files of all models, when it was looked last
+        self.num_evicted = 0  # files that were removed to make room
         self._written: SimpleQueue[tuple[Path, int] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="prefix-store", daemon=True)
         self._thread.start()
@@ -125,8 +128,17 @@ class PrefixStore:
                 break
             path.unlink(missing_ok=True)
             excess -= size
+            self.num_evicted += 1
             if path.parent == self._folder and (match := _NAME.fullmatch(path.name)):
                 self._forget(int(match[1]), match[2])
+        self.num_bytes = self._max_bytes + excess
+
+    def _count_bytes(self) -> int:
+        sizes = []
+        for path in self._all.glob("*/*.safetensors"):
+            with suppress(OSError):  # another process may remove it
+                sizes.append(path.stat().st_size)
+        return sum(sizes)
 
 
 def _digest_of(prefix: Prefix) -> str:

@@ -19,6 +19,7 @@ gets one when the engine has nothing else to do, and those that are evicted.
 from typing import Any, Protocol
 
 from scorepool.engine.adapter import Adapter
+from scorepool.engine.scheduling.prefix_stats import PrefixCounts, PrefixStats, TierStats
 from scorepool.engine.sequence import Sequence
 
 MIN_TOKENS = 16  # a shorter prefix is not worth a forward pass of its own
@@ -88,12 +89,28 @@ class Store(Protocol):
     def save(self, prefix: Prefix) -> None:
         """Keep what a computed prefix holds."""
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of all that it keeps, about."""
+
+    @property
+    def num_evicted(self) -> int:
+        """How many prefixes it has dropped to make room."""
+
 
 class PrefixCache:
     """The tree, the sequences that wait, and the prefixes that are computed."""
 
-    def __init__(self, max_bytes: int, max_tree_tokens: int = MAX_TREE_TOKENS, store: Store | None = None) -> None:
+    def __init__(
+        self,
+        max_bytes: int,
+        max_tree_tokens: int = MAX_TREE_TOKENS,
+        store: Store | None = None,
+        counts: PrefixCounts | None = None,
+    ) -> None:
         """Start with an empty tree."""
+        self._counts = counts or PrefixCounts()
+        self._loaded: set[Sequence] = set()  # waiting sequences for which the store was read
         self.max_bytes = max_bytes
         self.store = store
         self._max_tree_tokens = max_tree_tokens
@@ -126,8 +143,25 @@ class PrefixCache:
         self._ends[end] = None
         self._remove_oldest_paths()
 
+    def count(self, sequence: Sequence) -> None:
+        """Count whether a sequence that begins has found a prefix. One that can share nothing is ignored."""
+        if sequence in self._waiting:
+            is_loaded = sequence in self._loaded
+            is_found = sequence.num_cached > 0 or is_loaded
+            self._counts.count(has_store=self.store is not None, is_found=is_found, is_loaded=is_loaded)
+
+    @property
+    def stats(self) -> PrefixStats:
+        """What was counted since the engine's start, and the sizes now."""
+        counts, store = self._counts, self.store
+        memory = TierStats(counts.memory_hits, counts.memory_misses, counts.memory_evictions, self.num_bytes)
+        if store is None:
+            return PrefixStats(memory)
+        return PrefixStats(memory, TierStats(counts.disk_hits, counts.disk_misses, store.num_evicted, store.num_bytes))
+
     def remove(self, sequence: Sequence) -> None:
         """Stop counting a sequence as waiting. One that is not here is ignored."""
+        self._loaded.discard(sequence)
         end = self._waiting.pop(sequence, None)
         for prefix in end.path if end else ():
             prefix.num_waiting -= 1
@@ -138,7 +172,8 @@ class PrefixCache:
         if end is None:
             return None, []
         path = end.path
-        self._load_longest(path)
+        if self._load_longest(path):
+            self._loaded.add(sequence)
         cached = next((prefix for prefix in reversed(path) if prefix.is_computed), None)
         if cached is not None:
             self._computed.pop(cached, None)
@@ -167,6 +202,7 @@ class PrefixCache:
             if not prefix.num_waiting:
                 self._save(prefix)
                 excess -= self._drop(prefix)
+                self._counts.memory_evictions += 1
 
     def store_one(self) -> None:
         """Give the store the last used prefix that it has not. Not between `schedule` and the launch of its step."""
@@ -189,16 +225,17 @@ class PrefixCache:
             del self._ends[end]
         self._num_tokens -= _num_tokens_below(root)
 
-    def _load_longest(self, path: list[Prefix]) -> None:
-        """Load the longest prefix of a path that the store has, unless a longer one is in memory."""
+    def _load_longest(self, path: list[Prefix]) -> bool:
+        """Load the longest prefix of a path that the store has, unless a longer one is in memory; return if it did."""
         for prefix in reversed(path):
             if prefix.is_computed or self.store is None:
-                return
+                return False
             if prefix.is_stored:
                 prefix.is_stored = self.store.load(prefix)
                 if prefix.is_stored:
                     self.insert(prefix)
-                    return
+                    return True
+        return False
 
     def _save(self, prefix: Prefix) -> bool:
         """Give a computed prefix to the store. Return False if it has it, or needs none."""

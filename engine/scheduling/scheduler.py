@@ -187,6 +187,8 @@ class Scheduler:
                     break
                 admitted.append(slice_)
                 _count_cached(sequence, prefill)
+                if self.prefix_cache and not prefill.fills_prefix:
+                    self.prefix_cache.count(sequence)
                 self._insert_prefix(slice_)
                 self._stop_waiting(slice_.sequence)
                 if not slice_.completes_prefill:

@@ -1,7 +1,8 @@
 """Count what the engine computes. Knows no clock: engine.py adds the time of a step."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from scorepool.engine.scheduling.prefix_stats import PrefixStats
 from scorepool.engine.scheduling.slice import SchedulerOutput, SliceResult
 
 
@@ -18,6 +19,7 @@ class EngineStats:
     proposed_tokens: int = 0  # that steps verified
     accepted_tokens: int = 0  # of the proposed ones; they are generated tokens
     rows: int = 0  # sequences in a step, added up over all steps
+    prefixes: PrefixStats = field(default_factory=PrefixStats)  # set by engine.py, as busy_s is
     fill: float = 0.0  # how full a step was, 0 to 1, added up over all steps
 
     def after(self, output: SchedulerOutput, max_batch_tokens: int, max_running_rows: int) -> "EngineStats":

@@ -1,5 +1,6 @@
 """Prefixes computed before a restart are loaded, with the numbers of transformers; damaged files are ignored."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -59,6 +60,11 @@ def test_a_prompt_is_not_computed_again_after_a_restart(
     stats = second.stats
     second.close()
 
+    [file] = files_in(Path(str(disk["prefix_folder"])))
+    memory, on_disk = stats.prefixes.memory, stats.prefixes.disk
+    assert (memory.hits, memory.misses, memory.evictions) == (1, 1, 0)
+    assert (on_disk.hits, on_disk.misses, on_disk.evictions) == (1, 0, 0)
+    assert on_disk.num_bytes == file.stat().st_size > memory.num_bytes > 0
     assert stats.prompt_tokens < 20
     assert stats.cached_tokens >= 2 * (LENGTH - 1)
     for sequence in [*before, *after]:
@@ -114,7 +120,13 @@ def test_files_are_bounded_and_the_least_recently_used_go_first(
     engine = Engine(EngineSettings(model=str(folder_of("llama")), **disk))
     for seed in range(1, 6):
         ask(engine, 0, seed), ask(engine, 1, seed)
+    deadline = time.monotonic() + 60
+    while not engine.stats.prefixes.disk.evictions:  # files are removed on another thread
+        assert time.monotonic() < deadline
+        ask(engine, 0)
     engine.close()
+    counted = engine.stats.prefixes
+    assert counted.memory.misses == counted.disk.misses + counted.disk.hits
 
     kept = files_in(folder)
     assert kept

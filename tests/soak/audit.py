@@ -40,7 +40,7 @@ EXPECTED_KEYS = [
 # Keys of killed workers, and of models and workers of a moment ago; each must have a TTL.
 EXPIRING_KEYS = re.compile(
     r"rq:(?:worker|scheduler|scheduler-lock|clean_registries):.*|"
-    r"scorepool:(?:card:.*|speeds:.*|batch_turns|waiting:.*|served:.*|recent_models|recent_model:.*|history|history:.*|sessions:.*|weights_workers:.*|weights_moves:.*|prefix_tokens|checkpoints|result_cache.*)"
+    r"scorepool:(?:card:.*|speeds:.*|batch_turns|waiting:.*|served:.*|recent_models|recent_model:.*|history|history:.*|sessions:.*|weights_workers:.*|weights_moves:.*|prefix_tokens|prefix_events|checkpoints|result_cache.*)"
 )
 
 

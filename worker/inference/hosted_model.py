@@ -52,6 +52,8 @@ class HostedModel:
             max_running_rows=self._settings.max_running_rows,
             cached_tokens=cached_tokens,
             max_cached_tokens=self.engine.model_info.max_cached_tokens,
+            prefix_bytes=self.engine.stats.prefixes.memory.num_bytes,
+            prefix_disk_bytes=self.engine.stats.prefixes.disk.num_bytes,
             budget=1.0 if self.budget is None else self.budget.share,
             strains=[] if self.budget is None else sorted(self.budget.strains),
             is_loaded=self.engine.is_loaded,

@@ -1,4 +1,4 @@
-"""Count the given tokens of all sequences in Redis: those of shared prefixes, and those that were computed."""
+"""Count in Redis the given tokens of all sequences, of shared prefixes and computed, and how prefixes were found."""
 
 from threading import Lock
 
@@ -29,3 +29,12 @@ class PrefixTokens:
             if number > 0:
                 pipeline.hincrby(Keys.prefix_tokens, source, number)
                 pipeline.expire(Keys.prefix_tokens, COUNTERS_TTL_S)
+        for tier in ("memory", "disk"):
+            earlier, now = getattr(before.prefixes, tier), getattr(stats.prefixes, tier)
+            for event in ("hits", "misses", "evictions"):
+                number = getattr(now, event) - getattr(earlier, event)
+                if number < 0:  # other weights have another store, which counts from 0
+                    number = getattr(now, event)
+                if number > 0:
+                    pipeline.hincrby(Keys.prefix_events, f"{tier}:{event}", number)
+                    pipeline.expire(Keys.prefix_events, COUNTERS_TTL_S)

@@ -28,7 +28,13 @@ RATES = wire.EngineRates(
 
 def load(rates: wire.EngineRates | None, cached_tokens: int = 100) -> wire.EngineLoad:
     return wire.EngineLoad(
-        running_rows=1, max_running_rows=32, cached_tokens=cached_tokens, max_cached_tokens=1000, rates=rates
+        running_rows=1,
+        max_running_rows=32,
+        cached_tokens=cached_tokens,
+        max_cached_tokens=1000,
+        prefix_bytes=5,
+        prefix_disk_bytes=7,
+        rates=rates,
     )
 
 
@@ -60,6 +66,13 @@ async def test_workers_of_one_host_are_one_row(serving: Serving, redis: Redis):
         ("acceptance_ratio", m1): 0.75,
         ("kv_cache_ratio", m1): 0.2,
         ("prefix_cache_hit_ratio", m1): 0.25,
+        **{
+            ("prefix_cache_bytes", f'host="{host}",model="demo",tier="{tier}"'): number
+            for host, tier, number in (
+                *(("m1", "memory", 10.0), ("m1", "disk", 7.0)),  # two workers, and the files that both see
+                *(("m2", "memory", 5.0), ("m2", "disk", 7.0)),
+            )
+        },
         ("kv_cache_ratio", m2): 0.1,
         ("budget_ratio", m1): 0.25,
         ("budget_ratio", m2): 1.0,

@@ -24,6 +24,8 @@ async def test_metrics_show_ages_outcomes_workers_and_deliveries(serving: Servin
     redis.sadd("rq:workers:demo", "rq:worker:w1", "rq:worker:dead")
     redis.hset("rq:worker:w1", "last_heartbeat", utcformat(now()))
     redis.hset(store.Keys.outcome_counts, mapping={"result": 7, "numeric": 2, "made-up": 5})
+    redis.hset(store.Keys.prefix_events, mapping={"memory:hits": 4, "disk:evictions": 2, "made-up": 5})
+    redis.hset(store.Keys.checkpoint_counts, mapping={"saved": 9, "restored": 3})
     async with serving() as http:
         hook = {"webhook": "https://hooks.example/"}
         ids = [(await http.post("/v1/jobs", json=score(**hook))).json()["id"] for _ in range(3)]
@@ -37,6 +39,10 @@ async def test_metrics_show_ages_outcomes_workers_and_deliveries(serving: Servin
     assert 'scorepool_outcomes_total{code="result"} 7.0' in text
     assert 'scorepool_outcomes_total{code="canceled"} 1.0' in text
     assert 'scorepool_outcomes_total{code="timeout"} 0.0' in text
+    assert 'scorepool_prefix_cache_lookups_total{outcome="hit",tier="memory"} 4.0' in text
+    assert 'scorepool_prefix_cache_lookups_total{outcome="miss",tier="disk"} 0.0' in text
+    assert 'scorepool_prefix_cache_evictions_total{tier="disk"} 2.0' in text
+    assert 'scorepool_checkpoint_rows_total{event="restored"} 3.0' in text
     assert "made-up" not in text
     assert 'scorepool_webhook_deliveries{state="queued"} 1.0' in text
     assert 'scorepool_webhook_deliveries{state="failed"} 1.0' in text

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorepool.engine.scheduling.prefix_cache import MIN_SAVED_TOKENS, MIN_TOKENS, Prefix, PrefixCache
+from scorepool.engine.scheduling.prefix_stats import PrefixCounts, TierStats
 from scorepool.engine.sequence import Sequence
 
 
@@ -114,3 +115,51 @@ def test_prompts_seen_long_ago_are_forgotten():
     prefix_cache.add(again)
 
     assert prefix_cache.match(again) == (None, [])
+
+
+class OneFile:
+    """A store that has one prefix."""
+
+    num_bytes, num_evicted = 77, 3
+
+    def __init__(self, token_ids: list[int]) -> None:
+        self.token_ids = token_ids
+
+    def longest(self, token_ids: list[int]) -> int:
+        return len(self.token_ids) if token_ids[: len(self.token_ids)] == self.token_ids else 0
+
+    def load(self, prefix: Prefix) -> bool:
+        prefix.cache, prefix.num_bytes = "loaded", 10
+        return True
+
+    def save(self, prefix: Prefix) -> None:
+        raise AssertionError("a short prefix is not worth a file")
+
+
+def test_lookups_are_counted_in_the_tier_that_answers_them():
+    counts = PrefixCounts()
+    stored, other = [1] * 100, [2] * 100
+
+    def begin(cache: PrefixCache, prompt: list[int]) -> None:
+        """Let a scheduler admit a sequence; its own missing prefixes are no hits."""
+        sequence = sequence_of(prompt)
+        cache.add(sequence)
+        cached, missing = cache.match(sequence)
+        for prefix in missing:
+            prefix.cache, prefix.num_bytes = "computed", 10
+            cache.insert(prefix)
+        sequence.num_cached = cached.length if cached else 0
+        cache.count(sequence)
+        cache.remove(sequence)
+
+    cache = PrefixCache(max_bytes=15, store=OneFile(stored), counts=counts)
+    for prompt in (stored, stored, other, other, other, [3] * (MIN_TOKENS - 1)):  # the last can share nothing
+        begin(cache, prompt)
+    cache.evict()
+    # stored: from the file, then from memory; other: seen once, computed, from memory
+    assert cache.stats.memory == TierStats(hits=2, misses=3, evictions=1, num_bytes=10)
+    assert cache.stats.disk == TierStats(hits=1, misses=2, evictions=3, num_bytes=77)
+    later = PrefixCache(max_bytes=15, counts=counts)  # of other weights
+    begin(later, other)
+    assert later.stats.memory == TierStats(hits=2, misses=4, evictions=1)
+    assert later.stats.disk == TierStats()

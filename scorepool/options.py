@@ -66,6 +66,8 @@ class GenerateOptions(JobOptions, SamplingOptions, total=False):
     regex: str | None
     choice: list[str] | None
     grammar: str | None
+    truncate: Literal["left", "right"] | None
+    truncate_to: int | None
     add_bos: bool
     prompt_logprobs: bool
     logprobs: bool
@@ -90,6 +92,7 @@ class ClassifyOptions(JobOptions, total=False):
     add_special_tokens: bool
     on_item_error: Literal["fail", "report"]
     truncate: Literal["left", "right"] | None
+    truncate_to: int | None
 
 
 class EmbedOptions(JobOptions, total=False):
@@ -99,6 +102,8 @@ class EmbedOptions(JobOptions, total=False):
     normalize: bool
     dimensions: int | None
     add_special_tokens: bool
+    truncate: Literal["left", "right"] | None
+    truncate_to: int | None
 
 
 class TokenizeOptions(JobOptions, total=False):

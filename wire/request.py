@@ -190,6 +190,25 @@ Truncate = Annotated[
 ]
 
 
+TruncatePrompt = Annotated[
+    Literal["left", "right"] | None,
+    Meta(
+        description="Cut a prompt that is longer than `truncate_to`. `left`: its first tokens. `right`: its last ones. "
+        "What the tokenizer puts around a text stays. null: a prompt that is too long is an error."
+    ),
+]
+TruncateTo = Annotated[
+    Annotated[int, Meta(ge=1, le=2**31 - 1)] | None,
+    Meta(description="Tokens that `truncate` leaves at most. null: what the context holds, beside `max_tokens`."),
+]
+
+
+def check_truncate_to(truncate: str | None, truncate_to: int | None) -> None:
+    """Check that a length to cut to comes with a side; raise ValueError."""
+    if truncate_to is not None and truncate is None:
+        raise ValueError("`truncate_to` needs `truncate`: left or right")
+
+
 class ScoreItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Give a completion to score after a prompt, its own or the job's. Both are text, or both are token ids.
 
@@ -519,6 +538,8 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
     regex: Regex | None = None
     choice: Choice | None = None
     grammar: Grammar | None = None
+    truncate: TruncatePrompt = None
+    truncate_to: TruncateTo = None
     add_bos: Annotated[bool, Meta(description="Begin a text prompt with BOS if the model uses it.")] = True
     prompt_logprobs: Annotated[
         bool,
@@ -602,6 +623,9 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
             raise ValueError(f"`targets` of a `stream` can be at most {MAX_SHOWN_TARGETS}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError("`min_tokens` must be at most `max_tokens`")
+        check_truncate_to(self.truncate, self.truncate_to)
+        if self.truncate == "right" and self.messages is not None:
+            raise ValueError("`truncate` right would cut the place of the answer from a chat; expected left")
         forms = [name for name in FORMS if getattr(self, name) is not None]
         if len(forms) > 1:
             raise ValueError(f"`{forms[1]}` is given beside `{forms[0]}`; expected one of them")
@@ -719,7 +743,12 @@ class Classify(Submission, tag="classify", frozen=True, kw_only=True):
         Meta(description="Begin and end a text as the model's tokenizer does. A chat has what its template writes."),
     ] = True
     on_item_error: OnItemError = "fail"
-    truncate: Truncate = None
+    truncate: TruncatePrompt = None
+    truncate_to: TruncateTo = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_truncate_to(self.truncate, self.truncate_to)
 
 
 class EmbedItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -746,6 +775,12 @@ class Embed(Submission, tag="embed", frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=65_536, description="Keep the first numbers, before they are normalised.")] | None
     ) = None
     add_special_tokens: Annotated[bool, Meta(description="Begin and end a text as the model's tokenizer does.")] = True
+    truncate: TruncatePrompt = None
+    truncate_to: TruncateTo = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_truncate_to(self.truncate, self.truncate_to)
 
 
 Request = Score | Compare | Generate | Tokenize | Classify | Embed

@@ -257,6 +257,7 @@ class Embedding(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     values: Annotated[Floats, Meta(description="The numbers: the width of the model, or `dimensions`.")]
     num_tokens: Annotated[int, Meta(description="Tokens of the item.")]
+    truncated: Annotated[int, Meta(description="Number of tokens that `truncate` cut.")] = 0
 
 
 class Divergence(Struct, frozen=True, kw_only=True):

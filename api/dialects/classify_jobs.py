@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from scorepool import wire
+from scorepool.api.dialects.truncation import RIGHT, TruncationFields, truncation_fields
 
 ITEMS_PER_JOB = 64  # so that the texts of one request are shared by several workers
 _ITEM = re.compile(r"(?:\[(?P<job>\d+)\]\.)?items\[(?P<item>\d+)\](?:\.prompt)?(?P<rest>.*)", re.DOTALL)
@@ -22,8 +23,10 @@ def to_classify_jobs(
     *,
     add_special_tokens: bool,
     priority: wire.Priority = "normal",
+    truncation: TruncationFields | None = None,
 ) -> Iterator[wire.Classify]:
     """Yield the jobs, in the order of the items."""
+    cut = truncation or truncation_fields(None, None, RIGHT)
     remaining = iter(items)
     while batch := list(islice(remaining, ITEMS_PER_JOB)):
         yield wire.Classify(
@@ -32,6 +35,7 @@ def to_classify_jobs(
             timeout_s=timeout_s,
             items=batch,
             add_special_tokens=add_special_tokens,
+            **cut,
         )
 
 

@@ -264,6 +264,7 @@ _LATER_FIELDS: dict[str, object] = {
     "speculation_tokens": None,
     "include_draft_logprobs": False,
     "if_weights": None,
+    "truncate_to": None,
 }
 
 

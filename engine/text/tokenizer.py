@@ -7,7 +7,7 @@ a suffix only as a whole text to be classified. Chats are in chat/codec.py.
 import hashlib
 from collections.abc import Iterable, Iterator
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 from scorepool.engine.errors import InvalidRequest
 from scorepool.engine.text.vocabulary import read_token_bytes
@@ -53,6 +53,17 @@ class Tokenizer:
         ids, _ = self.encode(text)
         is_ended = bool(self._suffix) and ids[-len(self._suffix) :] == self._suffix
         return ids if is_ended else ids + self._suffix
+
+    def cut(self, ids: list[int], num_tokens: int, side: Literal["left", "right"], *, is_text: bool) -> list[int]:
+        """Cut ids at a side. As in transformers, what the tokenizer has put before and after a text stays."""
+        if len(ids) <= num_tokens:
+            return ids
+        start = len(self._prefix) if is_text and ids[: len(self._prefix)] == self._prefix else 0
+        has_suffix = is_text and bool(self._suffix) and ids[-len(self._suffix) :] == self._suffix
+        stop = len(ids) - len(self._suffix) if has_suffix else len(ids)
+        num_kept = max(0, num_tokens - start - (len(ids) - stop))
+        kept = ids[stop - num_kept : stop] if side == "left" else ids[start : start + num_kept]
+        return (ids[:start] + kept + ids[stop:])[:num_tokens]
 
     def encode_pair(self, prompt: str, completion: str) -> tuple[list[int], int, bool]:
         """Return the token ids of both together, how many of them are the prompt's, and whether BOS was added.

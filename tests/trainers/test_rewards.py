@@ -246,6 +246,22 @@ def test_openrlhf_reads_the_reward_of_each_text(only_rm: str, served: Served):
     assert answer["extra_logs"] == {}
 
 
+@pytest.mark.parametrize("side", [None, "left", "right"])
+def test_texts_are_cut_as_transformers_cuts_them(ask: Ask, served: Served, side: str | None):
+    text, tokenizer = TEXTS[3], served.tokenizers["rm"]
+    tokenizer.truncation_side = side or "right"
+    cut = {"truncate_prompt_tokens": 6, "truncation_side": side, "model": "rm"}
+
+    classified = ask("/classify", input=[text, "a"], use_activation=False, **cut)
+    [ranked] = ask("/rerank", query=text[:9], documents=[text[9:]], use_activation=False, **cut)["results"]
+    [scored] = ask("/score", text_1=text[:9], text_2=[text[9:]], use_activation=False, **cut)["data"]
+
+    [expected] = logits_of(served.models["rm"], tokenizer(text, truncation=True, max_length=6).input_ids)
+    assert classified["data"][0]["probs"] == pytest.approx([expected], abs=1e-4)
+    assert [ranked["relevance_score"], scored["score"]] == pytest.approx([expected] * 2, abs=1e-4)
+    assert ask("/classify", input="ab " * 9000, truncate_prompt_tokens=-1, model="rm")["usage"]["prompt_tokens"] > 100
+
+
 @pytest.mark.parametrize(
     ("path", "body", "field", "says"),
     [
@@ -259,7 +275,14 @@ def test_openrlhf_reads_the_reward_of_each_text(only_rm: str, served: Served):
         ("/classify", {"input": [[1], [1, 99_999]]}, "input[1][1]", "input[1][1]: expected a token id below 512"),
         ("/classify", {"input": ["a", "ab " * 9000]}, "input[1]", "input[1] has"),
         ("/classify", {"input": ["a"] * 100 + [""], "add_special_tokens": False}, "input[100]", "it has no token"),
-        ("/classify", {"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "not supported here"),
+        ("/classify", {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1, or -1"),
+        ("/classify", {"input": "a", "truncate_prompt_tokens": 99_999}, "truncate_prompt_tokens", "expected at most"),
+        (
+            "/rerank",
+            {"query": "a", "documents": ["b"], "truncate_prompt_tokens": 5, "model": "reranker"},
+            "truncate_prompt_tokens",
+            "would cut the format",
+        ),
         ("/classify", {"input": "a", "model": "reranker"}, "model", "is a language model"),
         ("/score", {"text_1": "a"}, None, "give two lists"),
         ("/score", {"text_1": "a", "documents": ["b"]}, None, "give two lists"),

@@ -33,7 +33,9 @@ def _to_embedding(request: wire.Embed, prepared: PreparedSequence) -> wire.Embed
         values = values[: request.dimensions]
     if request.normalize:
         values = normalized(values)
-    return wire.Embedding(values=Floats(values), num_tokens=prepared.num_prompt_tokens)
+    return wire.Embedding(
+        values=Floats(values), num_tokens=prepared.num_prompt_tokens, truncated=prepared.num_truncated
+    )
 
 
 def normalized(values: Items[float]) -> list[float]:

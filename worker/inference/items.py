@@ -16,6 +16,7 @@ from scorepool.worker.inference.text_lengths import (
     Steps,
     check_length,
     check_num_tokens,
+    cut_prompt,
     invalid_request,
     rendering_size,
 )
@@ -81,7 +82,7 @@ def _to_scored_sequence(
     )
 
 
-def _most_encoded(request: wire.Score | wire.Classify, context_length: int) -> int:
+def _most_encoded(request: wire.Score | wire.Classify | wire.Embed, context_length: int) -> int:
     """Return how many tokens of an item are encoded at most."""
     return context_length if request.truncate is None else max(context_length, MAX_TOKENIZED)
 
@@ -109,14 +110,14 @@ def to_classified(request: wire.Classify, codec: ChatCodec, context_length: int)
         what = f"items[{index}]"
         try:
             token_ids = yield from _encode_classified(request, item, codec, context_length, what)
-            if request.truncate is None:
-                check_num_tokens(len(token_ids), context_length, what)
+            is_text = isinstance(item.prompt, str)
+            kept = cut_prompt(token_ids, request, codec.tokenizer, context_length, is_text=is_text)
+            check_num_tokens(len(kept), context_length, what)
             if not token_ids:
                 raise invalid_request(f"{what}.prompt", "it has no token for this model; give at least one character")
         except _ITEM_ERRORS as error:
             prepared.append(_failed(request, error))
             continue
-        kept = token_ids[-context_length:] if request.truncate == "left" else token_ids[:context_length]
         sequence = Sequence(token_ids=kept, classify=True, fails_alone=request.on_item_error == "report")
         num_truncated = len(token_ids) - len(kept)
         prepared.append(PreparedSequence(sequence, len(kept), False, False, num_truncated=num_truncated))
@@ -147,18 +148,20 @@ def to_embedded(
         what = f"items[{index}]"
         token_ids = item.prompt if isinstance(item.prompt, list) else []
         if isinstance(item.prompt, str):
-            yield from check_length([item.prompt], tokenizer, context_length, what)
+            yield from check_length([item.prompt], tokenizer, _most_encoded(request, context_length), what)
             yield len(item.prompt)
             token_ids = (
                 tokenizer.encode_whole(item.prompt)
                 if request.add_special_tokens
                 else tokenizer.encode(item.prompt, False)[0]
             )
-        check_num_tokens(len(token_ids), context_length, what)
+        kept = cut_prompt(token_ids, request, tokenizer, context_length, is_text=isinstance(item.prompt, str))
+        check_num_tokens(len(kept), context_length, what)
         if not token_ids:
             raise invalid_request(f"{what}.prompt", "it has no token for this model; give at least one character")
-        sequence = Sequence(token_ids=list(token_ids), pooling=request.pooling or pooling)
-        prepared.append(PreparedSequence(sequence, len(token_ids), False, False))
+        sequence = Sequence(token_ids=list(kept), pooling=request.pooling or pooling)
+        num_truncated = len(token_ids) - len(kept)
+        prepared.append(PreparedSequence(sequence, len(kept), False, False, num_truncated=num_truncated))
     return prepared
 
 

@@ -20,7 +20,7 @@ class PreparedSequence:
 
     sequence: Sequence
     num_prompt_tokens: int
-    is_prompt_text: bool  # then the result returns the ids that were used
+    is_prompt_text: bool  # or may be cut; then the result returns the ids that were used
     bos_added: bool
     chat_prompt: ChatPrompt | None = None  # of a sequence that answers a chat
     skipped_ids: AbstractSet[int] = frozenset()  # tokens that the text leaves out

@@ -35,6 +35,23 @@ def check_num_tokens(num_tokens: int, max_tokens: int, what: str) -> None:
         raise ContextLengthExceeded(f"{what} has {num_tokens} tokens; at most {max_tokens} fit", _item_field(what))
 
 
+def cut_prompt(
+    token_ids: list[int],
+    request: wire.Generate | wire.Classify | wire.Embed,
+    tokenizer: Tokenizer,
+    max_tokens: int,
+    *,
+    is_text: bool,
+) -> list[int]:
+    """Return the tokens of a prompt that `truncate` leaves. Raises JobError if `truncate_to` is more than fits."""
+    if request.truncate is None:
+        return token_ids
+    if request.truncate_to is not None and request.truncate_to > max_tokens:
+        sentence = f"expected at most {max_tokens}, which fit into the context, found {request.truncate_to}"
+        raise invalid_request("truncate_to", sentence)
+    return tokenizer.cut(token_ids, request.truncate_to or max_tokens, request.truncate, is_text=is_text)
+
+
 def _item_field(what: str) -> str | None:
     """Return what is too long as a field, if it is an item. Otherwise it is the request's only text."""
     return what if what.startswith("items[") else None

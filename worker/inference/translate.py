@@ -25,6 +25,7 @@ from scorepool.worker.inference.text_lengths import (
     Steps,
     check_length,
     check_num_tokens,
+    cut_prompt,
     invalid_request,
     rendering_size,
 )
@@ -99,7 +100,11 @@ def _num_reported(sequence: Sequence) -> int:
 def _to_generated(
     request: wire.Generate, codec: ChatCodec, context_length: int, owner: str
 ) -> Steps[list[PreparedSequence]]:
-    prompt_ids, bos_added, chat_prompt = yield from _encode_prompt(request, codec, context_length)
+    most_encoded = context_length if request.truncate is None else max(context_length, MAX_TOKENIZED)
+    given_ids, bos_added, chat_prompt = yield from _encode_prompt(request, codec, most_encoded)
+    num_free = max(1 if request.max_tokens is None else request.max_tokens, request.min_tokens)
+    is_text = isinstance(request.prompt, str)
+    prompt_ids = cut_prompt(given_ids, request, codec.tokenizer, max(1, context_length - num_free), is_text=is_text)
     if not prompt_ids:
         sentence = "it is empty, and this model's texts begin without BOS; give at least one character"
         raise invalid_request("prompt", sentence)
@@ -108,7 +113,7 @@ def _to_generated(
         max_tokens = max(1, min(max(DEFAULT_MAX_TOKENS, request.min_tokens), context_length - len(prompt_ids)))
     _check_min_tokens(request, max_tokens)
     exclusions = exclusions_of(request, codec.tokenizer)
-    is_text = not isinstance(request.prompt, list)
+    has_given_ids = isinstance(request.prompt, list) and request.truncate is None
     skipped_ids = codec.tokenizer.special_token_ids if request.skip_special_tokens else frozenset()
     is_processed = request.logprobs and request.logprobs_mode == "processed_logprobs"
     prepared = []
@@ -131,7 +136,14 @@ def _to_generated(
         )
         prepared.append(
             PreparedSequence(
-                sequence, len(prompt_ids), is_text, bos_added, chat_prompt, skipped_ids, request.target_bytes
+                sequence,
+                len(prompt_ids),
+                not has_given_ids,
+                bos_added,
+                chat_prompt,
+                skipped_ids,
+                request.target_bytes,
+                num_truncated=len(given_ids) - len(prompt_ids),
             )
         )
     return prepared

@@ -6,8 +6,7 @@ from msgspec import Meta
 
 from scorepool import wire
 from scorepool.api.dialects.fields import map_field
-from scorepool.api.dialects.forms import form_names
-from scorepool.api.dialects.openai.form_request import FormRequest
+from scorepool.api.dialects.openai.generation_request import GenerationRequest
 from scorepool.api.dialects.openai.messages import ChatMessage, ChatTool
 from scorepool.api.dialects.openai.prompt_logprobs import most_top
 from scorepool.api.dialects.openai.sampling import NoEffect, sampling_fields
@@ -37,7 +36,7 @@ _SUPPORTED = {
 }
 
 
-class ChatRequest(FormRequest, frozen=True, kw_only=True):
+class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     """Answer a chat. A field that is null has its default."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=1024)]
@@ -94,6 +93,8 @@ class ChatRequest(FormRequest, frozen=True, kw_only=True):
             if name not in offered:
                 raise ValueError(f"`tool_choice` names {wire.quote(name)}, which is none of the `tools`")
 
+        if self.truncation_side == "right" and self.truncate_prompt_tokens is not None:
+            raise ValueError("`truncation_side` right would cut the place of the answer; expected left or null")
         if self.stream and self.prompt_logprobs is not None:
             raise ValueError("`prompt_logprobs` cannot be streamed")
 
@@ -124,6 +125,7 @@ def to_request(body: ChatRequest, timeout_s: int) -> wire.Generate:
         parallel_tool_calls=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedToolChoice),
         chat_template_kwargs=_template_kwargs(body),
         **body.form_fields,
+        **body.truncation_fields,
         max_tokens=body.max_new_tokens,
         skip_special_tokens=False if body.skip_special_tokens is False else None,
         n=body.num_choices,
@@ -136,7 +138,7 @@ def to_request(body: ChatRequest, timeout_s: int) -> wire.Generate:
 
 def field_name(body: ChatRequest, field: str) -> str:
     """Map a field of the job to a field of the body."""
-    return map_field(_NAMES | form_names(body.forms))(field)
+    return map_field(_NAMES | body.field_names)(field)
 
 
 def _template_kwargs(body: ChatRequest) -> TemplateKwargs:

@@ -232,7 +232,7 @@ def _to_choice(
     text, logprobs = generated_text(sequence), None
     echo, echo_logprobs = _echoed_prompt(body, prompt, sequence) if body.echo else ("", None)
     if body.logprobs is not None:
-        tokens = echoed_bytes(sequence, prompt if isinstance(prompt, str) else None)[split:]
+        tokens = echoed_bytes(sequence, _whole_text(prompt, sequence))[split:]
         offsets = [len(echo) + offset for offset in text_offsets(tokens)]
         generated = _to_logprobs(body, columns_from(sequence, split), offsets, body.logprob_token_ids)
         logprobs = _join_logprobs(echo_logprobs, generated)
@@ -254,16 +254,21 @@ def _echoed_prompt(
 ) -> tuple[str, CompletionLogprobs | None]:
     """Return the text of a prompt, and its logprobs if they were asked for."""
     split = sequence.num_reported_prompt_tokens
-    tokens = echoed_bytes(sequence, prompt if isinstance(prompt, str) else None)[:split]
+    tokens = echoed_bytes(sequence, _whole_text(prompt, sequence))[:split]
     text = b"".join(tokens).decode(errors="replace")
     if body.logprobs is None:
         return text, None
     return text, _to_logprobs(body, columns_from(sequence, 0, split), text_offsets(tokens), target_ids=None)
 
 
+def _whole_text(prompt: str | list[int], sequence: wire.SequenceResult) -> str | None:
+    """Return the prompt if it is a text that was not cut."""
+    return prompt if isinstance(prompt, str) and not sequence.truncated else None
+
+
 def _prompt_ids(prompt: str | list[int], encoded: list[int] | None) -> list[int]:
-    """Return the ids of a prompt, which the worker reports if the prompt was text."""
-    return prompt if isinstance(prompt, list) else encoded or []
+    """Return the ids of a prompt, which the worker reports if the prompt was text or may be cut."""
+    return prompt if isinstance(prompt, list) and encoded is None else encoded or []
 
 
 def _join_logprobs(first: CompletionLogprobs | None, second: CompletionLogprobs) -> CompletionLogprobs:

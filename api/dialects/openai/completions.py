@@ -12,8 +12,7 @@ from msgspec import Meta
 
 from scorepool import wire
 from scorepool.api.dialects.fields import map_field
-from scorepool.api.dialects.forms import form_names
-from scorepool.api.dialects.openai.form_request import FormRequest
+from scorepool.api.dialects.openai.generation_request import GenerationRequest
 from scorepool.api.dialects.openai.prompt_logprobs import most_top
 from scorepool.api.dialects.openai.sampling import sampling_fields
 from scorepool.wire.request import (
@@ -29,7 +28,7 @@ from scorepool.wire.request import (
 _NAMES = {"prompt": "prompt", "targets": "logprob_token_ids"}
 
 
-class CompletionRequest(FormRequest, frozen=True, kw_only=True):
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """Complete prompts. A field that is null has its default."""
 
     prompt: Text | Annotated[list[Text | TokenId | TokenIds], Meta(min_length=1, max_length=MAX_LIST_LENGTH)]
@@ -56,6 +55,8 @@ class CompletionRequest(FormRequest, frozen=True, kw_only=True):
             raise ValueError("`max_tokens` 0 generates nothing: it needs `echo`: true or `prompt_logprobs`")
         if self.max_tokens == 0 and self.logprob_token_ids:
             raise ValueError("`logprob_token_ids` are reported at generated tokens: `max_tokens` must be above 0")
+        if self.stream and self.echo and self.truncate_prompt_tokens == -1:
+            raise ValueError("`truncate_prompt_tokens` -1 cannot be streamed with `echo`: give a number of tokens")
         if self.stream and (self.prompt_logprobs is not None or (self.best_of or 1) > self.num_choices):
             raise ValueError("`prompt_logprobs` and a `best_of` above `n` cannot be streamed")
 
@@ -113,6 +114,7 @@ def _generates(body: CompletionRequest, timeout_s: int) -> Iterator[wire.Generat
         yield wire.Generate(
             **sampling_fields(body, timeout_s),
             **body.form_fields,
+            **body.truncation_fields,
             prompt=prompt,
             max_tokens=body.max_new_tokens,
             n=num_sequences,
@@ -133,6 +135,8 @@ def _prompt_request(generate: wire.Generate) -> wire.Generate:
         if_weights=generate.if_weights,
         prompt=generate.prompt,
         add_bos=generate.add_bos,
+        truncate=generate.truncate,
+        truncate_to=generate.truncate_to,
         max_tokens=0,
         temperature=generate.temperature,
         prompt_logprobs=True,
@@ -146,7 +150,7 @@ def field_name(body: CompletionRequest, field: str) -> str:
     """Map `[1].prompt[0]` to `prompt[1][0]`; a body of one prompt has no index."""
     num_prompts = len(body.prompts)
     index, rest = re.fullmatch(r"(?:\[(\d+)\]\.?)?(.*)", field, re.DOTALL).groups()  # type: ignore[union-attr]
-    to_field = map_field(_NAMES | form_names(body.forms), list_field="prompt")
+    to_field = map_field(_NAMES | body.field_names, list_field="prompt")
     if index is None or num_prompts == 1:
         return to_field(rest)
     return to_field(f"[{int(index) % num_prompts}].{rest}")

@@ -8,6 +8,14 @@ from msgspec import Meta, Struct
 
 from scorepool import wire
 from scorepool.api.dialects.openai.sampling import NoEffect
+from scorepool.api.dialects.truncation import (
+    NAMES,
+    RIGHT,
+    Side,
+    TruncatePromptTokens,
+    check_truncation,
+    truncation_fields,
+)
 from scorepool.wire.request import ModelName, Pooling, Text, TokenId, TokenIds
 
 MAX_INPUTS = 1024
@@ -35,9 +43,12 @@ class EmbeddingsRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ) = None
     pooling: Annotated[Pooling | None, Meta(description="An addition. null: the model's own.")] = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: TruncatePromptTokens = None
+    truncation_side: Annotated[Side | None, Meta(description="Where a text is cut. null: right.")] = None
     user: NoEffect[str] | None = None
 
     def __post_init__(self) -> None:
+        check_truncation(self.truncate_prompt_tokens)
         if isinstance(self.input, str):
             return
         kinds = {type(each) for each in self.input}
@@ -95,6 +106,7 @@ def to_request(body: EmbeddingsRequest, timeout_s: int) -> wire.Embed:
         pooling=body.pooling,
         dimensions=body.dimensions,
         add_special_tokens=body.add_special_tokens is not False,
+        **truncation_fields(body.truncate_prompt_tokens, body.truncation_side, RIGHT),
     )
 
 
@@ -116,7 +128,7 @@ def field_name(body: EmbeddingsRequest, field: str) -> str:
     """Map a field of the job to one of the body."""
     match = _ITEM.fullmatch(field)
     if match is None:
-        return "input" if field.startswith("items") else field
+        return "input" if field.startswith("items") else NAMES.get(field, field)
     return f"input{'' if body.is_single else f'[{match[1]}]'}{match[2]}"
 
 

@@ -135,7 +135,6 @@ EMBEDDINGS: dict[str, object] = {
     "normalize": True,
     "priority": 0,
     "request_id": ANY,
-    "truncate_prompt_tokens": None,
     # SGLang
     "lora_path": None,
     "rid": ANY,

@@ -12,6 +12,14 @@ from scorepool.api.dialects.openai.messages import ChatMessage
 from scorepool.api.dialects.openai.sampling import CompletionUsage, to_usage
 from scorepool.api.dialects.openai.tokens import OptionalModel
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
+from scorepool.api.dialects.truncation import (
+    NAMES,
+    RIGHT,
+    Side,
+    TruncatePromptTokens,
+    check_truncation,
+    truncation_fields,
+)
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.api.dialects.vllm import foreign_fields
 from scorepool.api.dialects.vllm.generate import PRIORITIES
@@ -21,6 +29,7 @@ UseActivation = Annotated[
     bool | None, Meta(description="false: logits. null is true: what the model's head makes of them.")
 ]
 PriorityNumber = Annotated[Literal[-1, 0, 1] | None, Meta(description="-1 is high, 0 and null normal, 1 low.")]
+TruncationSide = Annotated[Side | None, Meta(description="Where a text is cut. null: right.")]
 
 
 class ClassificationRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -37,8 +46,11 @@ class ClassificationRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     priority: PriorityNumber = None
+    truncate_prompt_tokens: TruncatePromptTokens = None
+    truncation_side: TruncationSide = None
 
     def __post_init__(self) -> None:
+        check_truncation(self.truncate_prompt_tokens)
         check_supported(self, {"add_generation_prompt": False, "continue_final_message": False})
         if None not in (self.use_activation, self.activation) and self.use_activation != self.activation:
             raise ValueError("`activation` is an older name of `use_activation`: give one of them")
@@ -124,6 +136,7 @@ class ClassifyEndpoint(Endpoint[ClassificationRequest]):
             context.timeout_s,
             add_special_tokens=body.add_special_tokens is not False,
             priority=PRIORITIES[body.priority or 0],
+            truncation=truncation_fields(body.truncate_prompt_tokens, body.truncation_side, RIGHT),
         )
 
     def to_reply(
@@ -157,5 +170,5 @@ class ClassifyEndpoint(Endpoint[ClassificationRequest]):
         return f"input[{index}]{rest}" if body.has_list else f"input{rest}"
 
 
-_other_field = map_field({})
+_other_field = map_field(NAMES)
 CLASSIFY = ClassifyEndpoint()

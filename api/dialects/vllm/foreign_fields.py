@@ -40,8 +40,6 @@ POOLING: dict[str, object] = {
     "padding": None,
     "request_id": ANY,
     "softmax": True,
-    "truncate_prompt_tokens": None,
-    "truncation_side": None,
     "user": ANY,
 }
 CLASSIFY = {name: default for name, default in POOLING.items() if name != "activation"}

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from scorepool import wire
 from scorepool.api.dialects import classify_jobs
 from scorepool.api.dialects.protocol import Context
+from scorepool.api.dialects.truncation import TruncationFields
 
 MAX_CHARACTERS = 2**25  # of one request: a query is repeated for each document
 _ANSWERS = ("no", "yes")
@@ -37,7 +38,12 @@ def texts_to_encode(served_model: wire.ServedModel) -> Sequence[str]:
 
 
 def to_requests(
-    pairs: Sequence[Pair], instruction: str | None, priority: wire.Priority, context: Context, field: str
+    pairs: Sequence[Pair],
+    instruction: str | None,
+    priority: wire.Priority,
+    context: Context,
+    field: str,
+    truncation: TruncationFields,
 ) -> Iterator[wire.Request]:
     """Yield the jobs of the pairs, whose documents are `field` of the body.
 
@@ -50,6 +56,11 @@ def to_requests(
         found = f"expected pairs of at most {MAX_CHARACTERS} characters together, found {num_characters}"
         raise wire.Invalid(f"{field}: {found}; send several requests", field)
     if served_model.classifier is None:
+        if truncation["truncate"] is not None:
+            name = "truncate_prompt_tokens"
+            raise wire.Invalid(
+                f"{name}: it would cut the format of a reranker that says yes or no; expected null", name
+            )
         yield from _yes_or_no_jobs(pairs, instruction, priority, context, served_model.id)
         return
     classify_jobs.check_one_label(served_model)
@@ -57,7 +68,7 @@ def to_requests(
         raise wire.Invalid("instruction: a classifier reads none; expected null", "instruction")
     items = (wire.ClassifyItem(prompt=pair.query + pair.document) for pair in pairs)
     yield from classify_jobs.to_classify_jobs(
-        items, served_model.id, context.timeout_s, add_special_tokens=True, priority=priority
+        items, served_model.id, context.timeout_s, add_special_tokens=True, priority=priority, truncation=truncation
     )
 
 

@@ -10,8 +10,9 @@ from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.openai.sampling import CompletionUsage, usage_of_results
 from scorepool.api.dialects.openai.tokens import OptionalModel
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
+from scorepool.api.dialects.truncation import NAMES, RIGHT, TruncatePromptTokens, check_truncation, truncation_fields
 from scorepool.api.dialects.vllm import foreign_fields, pair_jobs
-from scorepool.api.dialects.vllm.classify import PriorityNumber, UseActivation
+from scorepool.api.dialects.vllm.classify import PriorityNumber, TruncationSide, UseActivation
 from scorepool.api.dialects.vllm.generate import PRIORITIES
 from scorepool.api.dialects.vllm.pair_jobs import Pair
 from scorepool.api.dialects.vllm.score import Instruction
@@ -35,6 +36,11 @@ class RerankRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     instruction: Instruction = None
     use_activation: UseActivation = None
     priority: PriorityNumber = None
+    truncate_prompt_tokens: TruncatePromptTokens = None
+    truncation_side: TruncationSide = None
+
+    def __post_init__(self) -> None:
+        check_truncation(self.truncate_prompt_tokens)
 
     @property
     def texts(self) -> list[str]:
@@ -81,7 +87,9 @@ class RerankEndpoint(Endpoint[RerankRequest]):
 
     def to_requests(self, body: RerankRequest, context: Context) -> Iterator[wire.Request]:
         pairs = [Pair(body.query, text) for text in body.texts]
-        return pair_jobs.to_requests(pairs, body.instruction, PRIORITIES[body.priority or 0], context, "documents")
+        truncation = truncation_fields(body.truncate_prompt_tokens, body.truncation_side, RIGHT)
+        priority = PRIORITIES[body.priority or 0]
+        return pair_jobs.to_requests(pairs, body.instruction, priority, context, "documents", truncation)
 
     def to_reply(self, body: RerankRequest, results: Sequence[wire.Result], context: Context) -> RerankResponse:
         assert context.served_model is not None
@@ -107,5 +115,5 @@ class RerankEndpoint(Endpoint[RerankRequest]):
         return _other_field(field) if index is None else f"documents[{index}]"
 
 
-_other_field = map_field({})
+_other_field = map_field(NAMES)
 RERANK = RerankEndpoint()

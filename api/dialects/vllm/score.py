@@ -10,8 +10,9 @@ from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.openai.sampling import CompletionUsage, usage_of_results
 from scorepool.api.dialects.openai.tokens import OptionalModel
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
+from scorepool.api.dialects.truncation import NAMES, RIGHT, TruncatePromptTokens, check_truncation, truncation_fields
 from scorepool.api.dialects.vllm import foreign_fields, pair_jobs
-from scorepool.api.dialects.vllm.classify import PriorityNumber, UseActivation
+from scorepool.api.dialects.vllm.classify import PriorityNumber, TruncationSide, UseActivation
 from scorepool.api.dialects.vllm.generate import PRIORITIES
 from scorepool.api.dialects.vllm.pair_jobs import Pair
 from scorepool.wire.request import MAX_LIST_LENGTH, Text
@@ -37,8 +38,11 @@ class PairScoreRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     instruction: Instruction = None
     use_activation: UseActivation = None
     priority: PriorityNumber = None
+    truncate_prompt_tokens: TruncatePromptTokens = None
+    truncation_side: TruncationSide = None
 
     def __post_init__(self) -> None:
+        check_truncation(self.truncate_prompt_tokens)
         given = {name for names in _NAMES for name in names if getattr(self, name) is not None}
         if all(given != set(names) for names in _NAMES):
             raise ValueError(
@@ -105,7 +109,8 @@ class PairScoreEndpoint(Endpoint[PairScoreRequest]):
 
     def to_requests(self, body: PairScoreRequest, context: Context) -> Iterator[wire.Request]:
         priority = PRIORITIES[body.priority or 0]
-        return pair_jobs.to_requests(body.pairs, body.instruction, priority, context, body.names[1])
+        truncation = truncation_fields(body.truncate_prompt_tokens, body.truncation_side, RIGHT)
+        return pair_jobs.to_requests(body.pairs, body.instruction, priority, context, body.names[1], truncation)
 
     def to_reply(self, body: PairScoreRequest, results: Sequence[wire.Result], context: Context) -> PairScoreResponse:
         assert context.served_model is not None
@@ -128,5 +133,5 @@ class PairScoreEndpoint(Endpoint[PairScoreRequest]):
         return name if isinstance(getattr(body, name), str) else f"{name}[{index}]"
 
 
-_other_field = map_field({})
+_other_field = map_field(NAMES)
 SCORE_PAIRS = PairScoreEndpoint()

@@ -1,4 +1,4 @@
-"""Define the fields that chat and completions share to choose the form of an answer. Pure."""
+"""Define fields that chat and completions share: the form of the answer, how much of the prompt is kept. Pure."""
 
 from typing import Annotated, Any, TypeVar
 
@@ -10,20 +10,33 @@ from scorepool.api.dialects.forms import (
     SchemaOrText,
     StructuredOutputs,
     check_one_form,
+    form_names,
     given_forms,
     schema_form,
     structured_form,
 )
 from scorepool.api.dialects.openai.sampling import SamplingRequest
 from scorepool.api.dialects.openai.structured_outputs import ResponseFormat, json_schema_of
+from scorepool.api.dialects.truncation import (
+    LEFT,
+    NAMES,
+    Side,
+    TruncatePromptTokens,
+    TruncationFields,
+    check_truncation,
+    truncation_fields,
+)
 from scorepool.wire.request import Choice, Grammar, Regex
 
 T = TypeVar("T")
 Earlier = Annotated[T, Meta(description="vLLM's name of the field of `structured_outputs` before there was that.")]
 
 
-class FormRequest(SamplingRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Choose a form: `response_format` of OpenAI, or what vLLM and SGLang have beside it. One at most."""
+class GenerationRequest(SamplingRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Choose a form, and how much of the prompt is kept.
+
+    The form is `response_format` of OpenAI, or what vLLM and SGLang have beside it: one at most.
+    """
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -33,9 +46,12 @@ class FormRequest(SamplingRequest, frozen=True, forbid_unknown_fields=True, kw_o
     guided_grammar: Earlier[Grammar] | None = None
     regex: Annotated[Regex, Meta(description="SGLang's name of `structured_outputs.regex`.")] | None = None
     ebnf: Annotated[Grammar, Meta(description="SGLang's name of `structured_outputs.grammar`.")] | None = None
+    truncate_prompt_tokens: TruncatePromptTokens = None
+    truncation_side: Annotated[Side | None, Meta(description="Where the prompt is cut. null: left.")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_truncation(self.truncate_prompt_tokens)
         check_one_form(self.forms, ends_otherwise=bool(self.ignore_eos or self.min_tokens))
 
     @property
@@ -54,6 +70,16 @@ class FormRequest(SamplingRequest, frozen=True, forbid_unknown_fields=True, kw_o
             "ebnf": self.ebnf and {"grammar": self.ebnf},
         }
         return given_forms(forms)
+
+    @property
+    def truncation_fields(self) -> TruncationFields:
+        """Return how much of the prompt is kept, as fields of a wire.Generate."""
+        return truncation_fields(self.truncate_prompt_tokens, self.truncation_side, LEFT)
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        """Return the fields of the body for those of a wire.Generate that have other names."""
+        return form_names(self.forms) | NAMES
 
     @property
     def form_fields(self) -> FormFields:

@@ -239,6 +239,8 @@ async def _chunks(
                     yield None
             for chunk in writer.end():
                 yield chunk
+        except wire.Invalid as error:
+            raise BadRequest(error.message, error.field) from None
         except Diverged:
             raise Failed(
                 "the job began again on another worker, which generated other tokens than those that were sent"

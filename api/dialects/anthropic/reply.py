@@ -48,11 +48,16 @@ class ThinkingTokens(Struct, frozen=True, kw_only=True):
 
 
 class MessageUsage(Struct, frozen=True, kw_only=True):
-    """Count the tokens of a message. Results do not say how many came from the KV cache."""
+    """Count the tokens of a message. Those of its prompt are the input tokens and those that were read from a cache."""
 
-    input_tokens: int
+    input_tokens: Annotated[
+        int, Meta(description="Without those that were read from a cache. At the start of a stream: all.")
+    ]
     cache_creation_input_tokens: Annotated[int, Meta(description="Always 0: not counted.")] = 0
-    cache_read_input_tokens: Annotated[int, Meta(description="Always 0: not counted.")] = 0
+    cache_read_input_tokens: Annotated[
+        int,
+        Meta(description="Tokens of a prefix that was computed before, or of a cached result. A stream begins with 0."),
+    ] = 0
     output_tokens: int
     output_tokens_details: Annotated[
         ThinkingTokens | UnsetType, Meta(description="Absent at the start of a stream.")
@@ -158,7 +163,8 @@ class MessageWriter:
             stop_reason=self._stop_reason(sequence),
             stop_sequence=sequence.stop_reason if isinstance(sequence.stop_reason, str) else None,
             usage=MessageUsage(
-                input_tokens=result.usage.prompt_tokens,
+                input_tokens=result.usage.prompt_tokens - result.usage.cached_tokens,
+                cache_read_input_tokens=result.usage.cached_tokens,
                 output_tokens=result.usage.completion_tokens,
                 output_tokens_details=reasoning,
             ),

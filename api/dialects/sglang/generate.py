@@ -1,23 +1,14 @@
-"""Translate SGLang's `/generate`: one wire.Generate per prompt, one answer per sequence of their results. Pure.
-
-Each list of logprobs has `[logprob, token id, text or null]` per token. The input's list begins at `logprob_start_len`;
-the logprob of its first entry is null.
-"""
+"""Read the body of SGLang's `/generate`, and translate it to one wire.Generate per prompt. Pure."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import Annotated
 
-from msgspec import UNSET, Meta, Struct, UnsetType
-from msgspec.structs import replace
+from msgspec import Meta, Struct
 
 from scorepool import wire
-from scorepool.api.dialects.detokenizer import generated_text, target_tokens, token_text, top_tokens
 from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.forms import Form, FormFields, check_one_form, form_names, given_forms, schema_form
-from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
-from scorepool.api.dialects.sglang import foreign_fields
-from scorepool.api.dialects.top_cap import MaxTopLogprobsIfClamped, clamp_fields
 from scorepool.wire.columns import LogprobsMode
 from scorepool.wire.request import (
     MAX_LIST_LENGTH,
@@ -42,8 +33,7 @@ from scorepool.wire.request import (
     TopP,
 )
 
-# Logprob, token id and text. A list, because msgspec writes a schema of tuples that OpenAPI does not allow.
-TokenEntry = list[float | int | str | None]
+MAX_STREAMED_TOKENS = 4096  # of an output whose logprobs are streamed, with one logprob for each
 
 
 class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -126,7 +116,9 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         ]
         | None
     ) = None
-    stream: bool = False
+    stream: Annotated[bool, Meta(description="Send the output so far as an event whenever there are new tokens.")] = (
+        False
+    )
     model: Annotated[ModelName | None, Meta(description="An addition. Needed if several models are served.")] = None
 
     def __post_init__(self) -> None:
@@ -135,8 +127,7 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         if self.input_ids is not None and len({type(prompt) for prompt in self.input_ids}) > 1:
             raise ValueError("`input_ids` is a list of token ids, or a list of such lists")
         self._check_targets()
-        if self.stream:
-            raise ValueError("`stream` is not supported here; /v1/completions streams")
+        self._check_stream()
 
     def _check_targets(self) -> None:
         """Check the form of `token_ids_logprob`; raise ValueError."""
@@ -150,6 +141,19 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             raise ValueError(f"`token_ids_logprob` has {len(targets)} ids; expected at most {MAX_SHOWN_TARGETS}")
         if targets and not self.return_logprob:
             raise ValueError("`token_ids_logprob` needs `return_logprob`: true")
+
+    def _check_stream(self) -> None:
+        """Check that a stream is not too large: each of its events repeats those before it; raise ValueError."""
+        if not self.stream or not self.return_logprob:
+            return
+        num_entries = 1 + (self.top_logprobs_num or 0) + max(map(len, self.targets))
+        num_tokens = self.params.max_new_tokens or MAX_STREAMED_TOKENS
+        if num_tokens**2 * num_entries > MAX_STREAMED_TOKENS**2:
+            most = int((MAX_STREAMED_TOKENS**2 / num_entries) ** 0.5)
+            raise ValueError(
+                f"`stream` with `return_logprob` repeats all logprobs in every event: with {num_entries} a token "
+                f"`max_new_tokens` can be at most {most}"
+            )
 
     @property
     def targets(self) -> list[list[int]]:
@@ -181,44 +185,6 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def start(self) -> int:
         """Return the index of the first token of the input with an entry; -1: the last."""
         return -1 if self.logprob_start_len is None else self.logprob_start_len
-
-
-class FinishReason(Struct, frozen=True, kw_only=True):
-    """Say why the output ended."""
-
-    type: Literal["stop", "length"]
-    matched: Annotated[
-        int | str | UnsetType, Meta(description="The end token or the stop string. Present if `type` is `stop`.")
-    ] = UNSET
-    length: Annotated[int | UnsetType, Meta(description="Tokens of the output. Present if `type` is `length`.")] = UNSET
-
-
-class MetaInfo(Struct, frozen=True, kw_only=True):
-    """Report on an output. Logprobs are present with `return_logprob`, top ones also need `top_logprobs_num`."""
-
-    id: str
-    finish_reason: FinishReason
-    prompt_tokens: int
-    completion_tokens: int
-    logprobs_mode: Annotated[LogprobsMode | UnsetType, Meta(description="The mode of the logprobs.")] = UNSET
-    max_top_logprobs: MaxTopLogprobsIfClamped = UNSET
-    input_token_logprobs: list[TokenEntry] | UnsetType = UNSET
-    output_token_logprobs: list[TokenEntry] | UnsetType = UNSET
-    input_top_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
-    output_top_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
-    input_token_ids_logprobs: Annotated[
-        list[list[TokenEntry] | None] | UnsetType,
-        Meta(description="Present with `token_ids_logprob`, whose order it has at each token."),
-    ] = UNSET
-    output_token_ids_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
-
-
-class GenerateReply(Struct, frozen=True, kw_only=True):
-    """Give one output."""
-
-    text: str
-    output_ids: list[int]
-    meta_info: MetaInfo
 
 
 def field_name(body: GenerateRequest, field: str) -> str:
@@ -270,123 +236,5 @@ def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> Iterator[w
             targets=targets or None,
             target_bytes=bool(targets),
             **form,
+            stream=body.stream,
         )
-
-
-def to_answers(
-    body: GenerateRequest,
-    results: Sequence[wire.Result],
-    unique_id: str,
-    max_top_logprobs: int | UnsetType = UNSET,
-) -> list[GenerateReply]:
-    """Build the outputs; those of a prompt are adjacent. Raise wire.Invalid if `logprob_start_len` is too large."""
-    answers: list[GenerateReply] = []
-    for prompt, targets, result in zip(body.prompts, body.targets, results, strict=True):
-        for sequence in result.sequences:
-            prompt_ids = prompt if isinstance(prompt, list) else sequence.prompt_token_ids or []
-            answer_id = f"{unique_id}-{len(answers)}" if body.is_list else unique_id
-            answer = _to_answer(body, sequence, prompt_ids, answer_id)
-            if body.return_logprob:
-                logprobs = _logprobs(body, sequence, prompt_ids, targets)
-                logprobs |= {"logprobs_mode": result.logprobs_mode, "max_top_logprobs": max_top_logprobs}
-                info = replace(answer.meta_info, **logprobs)
-                answer = replace(answer, meta_info=info)
-            answers.append(answer)
-    return answers
-
-
-def _to_answer(
-    body: GenerateRequest, sequence: wire.SequenceResult, prompt_ids: list[int], answer_id: str
-) -> GenerateReply:
-    output_ids = sequence.token_ids[sequence.num_reported_prompt_tokens :]
-    return GenerateReply(
-        text=generated_text(sequence),
-        output_ids=output_ids,
-        meta_info=MetaInfo(
-            id=answer_id,
-            finish_reason=_finish_reason(sequence, output_ids),
-            prompt_tokens=len(prompt_ids),
-            completion_tokens=len(output_ids),
-        ),
-    )
-
-
-def _finish_reason(sequence: wire.SequenceResult, output_ids: list[int]) -> FinishReason:
-    if sequence.finish_reason != "stop":
-        return FinishReason(type="length", length=len(output_ids))
-    return FinishReason(type="stop", matched=output_ids[-1] if sequence.stop_reason is None else sequence.stop_reason)
-
-
-def _logprobs(
-    body: GenerateRequest, sequence: wire.SequenceResult, prompt_ids: list[int], target_ids: list[int]
-) -> dict[str, Any]:
-    start = len(prompt_ids) - 1 if body.start < 0 else body.start
-    if start >= len(prompt_ids):
-        field = "logprob_start_len"
-        raise wire.Invalid(f"{field}: expected below {len(prompt_ids)}, the tokens of the input, found {start}", field)
-    split, with_text = sequence.num_reported_prompt_tokens, body.return_text_in_logprobs
-    entries = [_token_entry(sequence, entry, with_text) for entry in range(len(sequence.token_ids))]
-    first_text = entries[start][-1] if start < split else None  # the text of a token that is not reported is unknown
-    logprobs: dict[str, Any] = {
-        "input_token_logprobs": [[None, prompt_ids[start], first_text], *entries[start + 1 : split]],
-        "output_token_logprobs": entries[split:],
-    }
-    if body.top_logprobs_num:
-        top = [_entries(top_tokens(sequence, entry), with_text) for entry in range(len(sequence.token_ids))]
-        logprobs |= {"input_top_logprobs": [None, *top[start + 1 : split]], "output_top_logprobs": top[split:]}
-    if target_ids:
-        of_ids = [
-            _entries(target_tokens(sequence, entry, target_ids), with_text) for entry in range(len(sequence.token_ids))
-        ]
-        logprobs |= {
-            "input_token_ids_logprobs": [None, *of_ids[start + 1 : split]],
-            "output_token_ids_logprobs": of_ids[split:],
-        }
-    return logprobs
-
-
-def _token_entry(sequence: wire.SequenceResult, entry: int, with_text: bool) -> TokenEntry:
-    assert sequence.logprobs is not None
-    token_id = sequence.token_ids[entry]
-    text = token_text(token_id, sequence.token_bytes[entry]) if with_text else None
-    return [sequence.logprobs[entry], token_id, text]
-
-
-def _entries(tokens: Iterable[tuple[int, bytes, float | None]], with_text: bool) -> list[TokenEntry]:
-    return [
-        [logprob, token_id, token_text(token_id, token_bytes) if with_text else None]
-        for token_id, token_bytes, logprob in tokens
-    ]
-
-
-class GenerateEndpoint(Endpoint[GenerateRequest]):
-    name = "generate"
-    path = "/generate"
-    summary = "Continue prompts"
-    description = "The reply is a list if the request has several prompts, or if `n` is more than 1."
-    example: ClassVar = {"text": "import", "sampling_params": {"max_new_tokens": 8}, "return_logprob": True}
-    body_type = GenerateRequest
-    reply_type = GenerateReply | list[GenerateReply]
-    foreign_fields = foreign_fields.GENERATE
-
-    def job_count(self, body: GenerateRequest) -> JobCount:
-        return JobCount(len(body.prompts), "text" if body.input_ids is None else "input_ids", "prompts")
-
-    def to_requests(self, body: GenerateRequest, context: Context) -> Iterable[wire.Request]:
-        assert context.served_model is not None
-        return to_requests(body, context.served_model.id, context.timeout_s)
-
-    def to_reply(
-        self, body: GenerateRequest, results: Sequence[wire.Result], context: Context
-    ) -> GenerateReply | list[GenerateReply]:
-        answers = to_answers(body, results, context.unique_id, context.max_top_logprobs)
-        return answers if body.is_list else answers[0]
-
-    def clamp_top_logprobs(self, body: GenerateRequest, cap: int) -> GenerateRequest:
-        return clamp_fields(body, cap, "top_logprobs_num") if body.return_logprob else body
-
-    def field_name(self, body: GenerateRequest, field: str) -> str:
-        return field_name(body, field)
-
-
-GENERATE = GenerateEndpoint()

@@ -43,6 +43,11 @@ def ask(sdk: Anthropic, **options: Any) -> anthropic.types.Message:
     return sdk.messages.create(**{"model": "demo", "messages": QUESTION, "max_tokens": 12} | greedy | options)
 
 
+def num_input_tokens(message: anthropic.types.Message) -> int:
+    assert message.usage.cache_read_input_tokens is not None
+    return message.usage.input_tokens + message.usage.cache_read_input_tokens
+
+
 def test_an_answer_is_that_of_a_chat(claude: Anthropic, sdk: OpenAI):
     message = ask(claude, system="Answer.", max_tokens=4)
     turns = [{"role": "system", "content": "Answer."}, *QUESTION]
@@ -59,20 +64,35 @@ def test_an_answer_is_that_of_a_chat(claude: Anthropic, sdk: OpenAI):
         None,
     )
     assert completion.usage is not None
-    assert message.usage.input_tokens == completion.usage.prompt_tokens
+    assert num_input_tokens(message) == completion.usage.prompt_tokens
     assert message.usage.output_tokens == completion.usage.completion_tokens == 4
     assert message._request_id is not None
+
+
+def test_what_was_read_from_a_cache_is_counted_apart(claude: Anthropic, sdk: OpenAI):
+    question: Any = [{"role": "user", "content": f"Does the cache hold this? {time.time_ns()}"}]
+    first = second = ask(claude, messages=question, max_tokens=3)
+    until = time.monotonic() + 30
+    while not second.usage.cache_read_input_tokens:  # the result is written to the cache after it was sent
+        assert time.monotonic() < until
+        second = ask(claude, messages=question, max_tokens=3)
+    again = sdk.chat.completions.create(model="demo", messages=question, max_tokens=3, temperature=0)
+
+    assert again.usage is not None
+    assert again.usage.prompt_tokens_details is not None
+    assert num_input_tokens(first) == num_input_tokens(second) == again.usage.prompt_tokens
+    assert second.usage.cache_read_input_tokens == again.usage.prompt_tokens_details.cached_tokens
 
 
 def test_the_tokens_of_a_prompt_are_counted_as_the_answer_counts_them(claude: Anthropic, scripted_claude: Anthropic):
     message = ask(claude, system="Answer.")
     assert claude.messages.count_tokens(model="demo", messages=QUESTION, system="Answer.").input_tokens == (
-        message.usage.input_tokens
+        num_input_tokens(message)
     )
     options: Any = ASKED | {"thinking": {"type": "disabled"}}
     called = ask(scripted_claude, **options)
-    assert scripted_claude.messages.count_tokens(**options).input_tokens == called.usage.input_tokens
-    assert scripted_claude.messages.count_tokens(**ASKED).input_tokens == called.usage.input_tokens - 1  # </think>
+    assert scripted_claude.messages.count_tokens(**options).input_tokens == num_input_tokens(called)
+    assert scripted_claude.messages.count_tokens(**ASKED).input_tokens == num_input_tokens(called) - 1  # </think>
 
 
 def test_a_stop_sequence_is_named(claude: Anthropic):
@@ -94,7 +114,7 @@ def test_a_stream_adds_up_to_the_message(claude: Anthropic):
     assert events[0] == "message_start"
     assert events[-1] == "message_stop"
     assert without_ids(final) == without_ids(ask(claude))
-    assert final.usage.input_tokens > 0
+    assert num_input_tokens(final) > 0
 
 
 def test_a_stream_has_the_events_in_anthropics_order(scripted: Stack):
@@ -110,12 +130,15 @@ def test_a_stream_has_the_events_in_anthropics_order(scripted: Stack):
     assert merged == ["message_start", *block, *block, *block, "message_delta", "message_stop"]
     assert [each["index"] for each in data if each["type"] == "content_block_start"] == [0, 1, 2]
     assert data[0]["message"]["content"] == []
-    assert data[0]["message"]["usage"]["input_tokens"] == data[-2]["usage"]["input_tokens"] > 0
+    usage = data[-2]["usage"]
+    assert data[0]["message"]["usage"]["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"] > 0
     assert data[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
 
 
 def without_ids(message: anthropic.types.Message) -> dict[str, Any]:
+    """Return a message without its ids; the tokens that came from a cache count as input tokens."""
     found = message.model_dump(mode="json", exclude={"id"})
+    found["usage"]["input_tokens"] += found["usage"].pop("cache_read_input_tokens")
     for block in found["content"]:
         block.pop("id", None)
     return found
@@ -152,7 +175,7 @@ def test_an_answer_and_the_results_of_its_calls_are_sent_back(scripted_claude: A
 
     second = ask(scripted_claude, **ASKED | {"messages": turns}, max_tokens=64)
 
-    assert second.usage.input_tokens > first.usage.input_tokens
+    assert num_input_tokens(second) > num_input_tokens(first)
     runs: list[str] = []
 
     @anthropic.beta_tool

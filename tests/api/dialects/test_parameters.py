@@ -14,7 +14,7 @@ from scorepool.api.dialects.openai import foreign_fields
 from scorepool.api.dialects.openai.endpoints import CHAT, COMPLETIONS, RESPONSES, TOKENIZE
 from scorepool.api.dialects.protocol import Context, Endpoint
 from scorepool.api.dialects.sglang import generate
-from scorepool.api.dialects.sglang.generate import GENERATE
+from scorepool.api.dialects.sglang.endpoints import GENERATE
 from scorepool.api.dialects.sglang.score import SCORE
 from scorepool.api.dialects.unsupported import ANY
 

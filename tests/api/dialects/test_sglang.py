@@ -1,5 +1,7 @@
 """SGLang's `/generate` and `/v1/score`, compared with native jobs and with transformers."""
 
+import itertools
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -129,7 +131,21 @@ def test_an_error_names_the_field_of_the_body(ask: Ask):
     ("path", "change", "message"),
     [
         ("/generate", {"input_ids": PROMPT}, "exactly one of `text` and `input_ids`"),
-        ("/generate", {"stream": True}, "`stream`"),
+        (
+            "/generate",
+            {"stream": True, "return_logprob": True, "sampling_params": {"max_new_tokens": 4097}},
+            "at most 4096",
+        ),
+        (
+            "/generate",
+            {
+                "stream": True,
+                "return_logprob": True,
+                "top_logprobs_num": 15,
+                "sampling_params": {"max_new_tokens": 1025},
+            },
+            "at most 1024",
+        ),
         ("/generate", {"token_ids_logprob": [1]}, "token_ids_logprob"),
         ("/generate", {"lora_path": "a"}, "lora_path"),
         ("/generate", {"logprob_start_len": 5, "return_logprob": True}, "logprob_start_len: expected below"),
@@ -155,3 +171,74 @@ def test_unsupported_values_are_refused_by_name(ask: Ask, path: str, change: dic
 
     assert reply.status_code == 400
     assert re.search(message, reply.json()["error"]["message"])
+
+
+def events_of(reply: httpx.Response) -> list[dict[str, Any]]:
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    *lines, done = [line for line in reply.text.split("\n\n") if line]
+    assert done == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def without_id(answer: dict[str, Any]) -> dict[str, Any]:
+    return answer | {"meta_info": {name: value for name, value in answer["meta_info"].items() if name != "id"}}
+
+
+@pytest.mark.parametrize("prompt", [{"text": "import"}, {"input_ids": PROMPT}])
+@pytest.mark.parametrize("start", [-1, 0])
+def test_each_event_of_a_stream_repeats_the_output_and_the_last_is_the_whole_answer(
+    ask: Ask, prompt: dict[str, Any], start: int
+):
+    params = {"max_new_tokens": 40, "temperature": 0.8, "sampling_seed": 3}
+    body = {"sampling_params": params, "return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": start}
+    body |= {"token_ids_logprob": [5, 6], "return_text_in_logprobs": True} | prompt
+
+    events = events_of(ask("/generate", **body, stream=True))
+    whole = ask("/generate", **body).json()
+
+    assert without_id(events[-1]) == without_id(whole)
+    assert len({event["meta_info"]["id"] for event in events}) == 1
+    assert len(events) > 1
+    for earlier, event in itertools.pairwise(events):
+        assert event["text"].startswith(earlier["text"])
+        assert earlier["meta_info"]["finish_reason"] is None
+        assert earlier["meta_info"]["prompt_tokens"] == whole["meta_info"]["prompt_tokens"]
+    for event in events:
+        num = event["meta_info"]["completion_tokens"]
+        assert event["output_ids"] == whole["output_ids"][:num]
+        for name in ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs"):
+            assert event["meta_info"][name] == whole["meta_info"][name][:num]
+
+
+def test_several_outputs_are_streamed_with_their_places(ask: Ask):
+    body = {"text": ["import", "return"], "sampling_params": GREEDY | {"n": 2, "temperature": 1, "sampling_seed": 1}}
+
+    events = events_of(ask("/generate", **body, stream=True))
+    whole = ask("/generate", **body).json()
+
+    last = {event["index"]: event for event in events}
+    assert [last[index]["text"] for index in range(4)] == [answer["text"] for answer in whole]
+    assert [last[index]["output_ids"] for index in range(4)] == [answer["output_ids"] for answer in whole]
+    assert "output_token_logprobs" not in events[0]["meta_info"]
+
+
+def test_a_stream_that_generates_nothing_reports_its_input(ask: Ask):
+    body = {
+        "input_ids": PROMPT,
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "sampling_params": {"max_new_tokens": 0},
+    }
+
+    [event] = events_of(ask("/generate", **body, stream=True))
+
+    assert without_id(event) == without_id(ask("/generate", **body).json())
+
+
+def test_a_start_behind_a_text_ends_its_stream_with_an_error(ask: Ask):
+    body = {"text": "a", "return_logprob": True, "logprob_start_len": 90, "sampling_params": GREEDY, "stream": True}
+
+    *_, last = [line for line in ask("/generate", **body).text.split("\n\n") if line]
+
+    assert json.loads(last.removeprefix("data: "))["error"]["param"] == "logprob_start_len"

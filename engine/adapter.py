@@ -17,3 +17,11 @@ class Adapter:
     def label(self) -> str:
         """Name the adapter and the beginning of its fingerprint, as results' stamps do."""
         return f"{self.name}@{self.fingerprint[:16]}"
+
+
+def describe_excess(num_bytes: int, max_bytes: int) -> str:
+    """Say that adapters would take too much memory."""
+    return (
+        f"with it, the adapters of this worker take {num_bytes} bytes, expected at most {max_bytes}, half of what "
+        "weights and prefix cache leave; unload one, take one of a lower rank, or give more memory"
+    )

@@ -21,17 +21,13 @@ class StageAdapter:
     def apply(self, core: EngineCore) -> Adapter:
         """Load it. Raises AdapterError; then nothing has changed."""
         try:
-            adapter = core.runner.load_adapter(self.name, self.folder)
+            adapter = core.runner.load_adapter(self.name, self.folder, core.max_adapter_bytes)
         except AdapterError as error:
             raise AdapterError(f"adapter {self.name!r} cannot be loaded: {error.message}") from error
         except Exception as error:  # any: of mlx, or of the architecture
             raise AdapterError(f"adapter {self.name!r} cannot be loaded: {describe(error)}") from error
         core.adapters.stage(adapter)
         core.drop_unused_adapters()
-        if excess := core.excess_of_adapters():
-            core.adapters.unstage(self.name)
-            core.drop_unused_adapters()
-            raise AdapterError(f"adapter {self.name!r} cannot be loaded: {excess}")
         return adapter
 
 

@@ -70,8 +70,8 @@ class Runner(Protocol):
     def adapter_bytes(self) -> int:
         """The memory that the loaded adapters take."""
 
-    def load_adapter(self, name: str, folder: str) -> Adapter:
-        """Load an adapter beside the others. Raises AdapterError."""
+    def load_adapter(self, name: str, folder: str, max_bytes: int) -> Adapter:
+        """Load an adapter beside the others, which take at most `max_bytes` together. Raises AdapterError."""
 
     def drop_adapters(self, adapters: list[Adapter]) -> None:
         """Drop adapters that no sequence has."""
@@ -447,13 +447,9 @@ class EngineCore:
             self.runner.model_info = replace(info, weights_bytes=info.weights_bytes + added)
             self.set_memory(info.memory_bytes, self._settings.prefix_cache_bytes)
 
-    def excess_of_adapters(self) -> str | None:
-        """Say why the adapters take too much memory: more than half of what the KV caches would have without them."""
+    @property
+    def max_adapter_bytes(self) -> int:
+        """The most memory that all adapters may take: half of what the KV caches would have without them."""
         info, settings = self.runner.model_info, self._settings
         spare = info.memory_bytes - info.weights_bytes + self._adapter_bytes - settings.prefix_cache_bytes
-        if self._adapter_bytes <= max(0, spare) // 2:
-            return None
-        return (
-            f"with it, the adapters of this worker take {self._adapter_bytes} bytes, expected at most half of the "
-            f"{max(0, spare)} that weights and prefix cache leave; unload one, or give more memory"
-        )
+        return max(0, spare) // 2

@@ -71,7 +71,7 @@ class ClassifierRunner:
         """Drop the caches of these sequences. One without a cache is ignored."""
         self._batch.release(sequences)
 
-    def load_adapter(self, name: str, folder: str) -> Adapter:
+    def load_adapter(self, name: str, folder: str, max_bytes: int) -> Adapter:
         """Refuse: adapters of classifiers come with a head of their own."""
         raise AdapterError("the model is a classifier, expected a language model")
 

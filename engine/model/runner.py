@@ -145,11 +145,11 @@ class ModelRunner:
         """The memory that the loaded adapters take."""
         return 0 if self._adapters is None else self._adapters.num_bytes
 
-    def load_adapter(self, name: str, folder: str) -> Adapter:
-        """Load an adapter beside the others. Raises AdapterError."""
+    def load_adapter(self, name: str, folder: str, max_bytes: int) -> Adapter:
+        """Load an adapter beside the others, which take at most `max_bytes` together. Raises AdapterError."""
         if self._adapters is None:
             raise AdapterError("this model takes no adapters")
-        return self._adapters.load(name, folder)
+        return self._adapters.load(name, folder, max_bytes)
 
     def drop_adapters(self, adapters: list[Adapter]) -> None:
         """Drop adapters that no sequence has."""

@@ -1,5 +1,6 @@
 """What peft can save is computed as peft computes it, or refused by name."""
 
+import gc
 import json
 import shutil
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from scorepool.engine import AdapterError, Engine, LoadError, Sampling, Sequence
 from scorepool.engine.model.dequantize import dequantized_weights
 from tests.engine.adapters import oracle_with, save_adapter
+from tests.engine.mlx_adapters import save_mlx_adapter
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.engine.test_adapters import tokens
 from tests.tiny_models import TinyModels
@@ -217,7 +219,7 @@ def test_adapters_beyond_the_memory_are_refused(
     room = engine.model_info.max_cached_tokens
     loads = [engine.load_adapter(name, str(llama_adapter)) for name in "abcdefghijklmnopqrstuvwxyz"]
 
-    with pytest.raises(AdapterError, match=r"adapters of this worker take \d+ bytes, expected at most half of"):
+    with pytest.raises(AdapterError, match=r"adapters of this worker take \d+ bytes, expected at most \d+, half of"):
         loads[-1].result(60)
 
     assert len(engine.adapters) >= 1
@@ -252,3 +254,31 @@ def test_a_quantised_base_equals_peft_on_its_dequantised_weights(
 
     assert engine.model_info.quantization is not None
     check_beside_base(engine, Oracle(unpacked), oracle_with(unpacked, folder))
+
+
+@pytest.mark.parametrize(("kind", "rank"), [("peft", 64), ("peft", 256), ("mlx-lm", 256)])
+def test_a_rank_that_is_too_large_is_refused_before_it_takes_memory(
+    kind: str,
+    rank: int,
+    llama_adapter: Path,
+    tiny_models: TinyModels,
+    tmp_path: Path,
+    open_engine: Callable[..., Engine],
+):
+    base = tiny_models("llama")
+    save = save_adapter if kind == "peft" else save_mlx_adapter
+    wide = save(base, tmp_path / "wide", 0, **{"r" if kind == "peft" else "rank": rank})
+    read_bytes = sum(file.stat().st_size for file in wide.glob("*.safetensors")) if rank == 64 else 0
+    engine = open_engine(base, memory_bytes=1_400_000, prefix_cache_bytes=0, max_running_rows=4)
+    engine.load_adapter("a", str(llama_adapter)).result(60)
+    gc.collect()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+
+    with pytest.raises(
+        AdapterError, match=r"'wide' cannot be loaded: with it, .* expected at most \d+, half of .* lower rank"
+    ):
+        engine.load_adapter("wide", str(wide)).result(60)
+
+    assert mx.get_peak_memory() - before < 1.5 * read_bytes + 10_000  # of 3 slots: 3 times
+    check_beside_base(engine, Oracle(base), oracle_with(base, llama_adapter))

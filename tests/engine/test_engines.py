@@ -24,8 +24,10 @@ from scorepool.engine import (
     open_engines,
 )
 from scorepool.engine.engines import divide_memory
+from scorepool.engine.versions import installed_version
 from tests.engine.adapters import oracle_with, save_adapter
 from tests.engine.oracle import Oracle, assert_agrees
+from tests.engine.test_certificate import CERTIFICATE
 from tests.engine.test_engine import FAULTS, FakeRunner, generating, scored
 from tests.engine.test_pushed_weights import changed_copy
 from tests.tiny_classifiers import build, logits_of
@@ -60,7 +62,7 @@ Open = Callable[..., dict[str, Engine]]
 def opened() -> Iterator[Open]:
     found: list[Engine] = []
 
-    def open_(folders: Mapping[str, Path], memory_bytes: int | None = None, **settings: int) -> dict[str, Engine]:
+    def open_(folders: Mapping[str, Path], memory_bytes: int | None = None, **settings: object) -> dict[str, Engine]:
         engines = open_engines(
             {
                 name: EngineSettings(model=str(folder), memory_bytes=memory_bytes, **settings)  # type: ignore[arg-type]
@@ -255,6 +257,24 @@ def test_an_adapter_of_a_model_that_is_not_in_memory_waits_for_its_turn(
     assert score(teacher, 2).model_info.adapter is None
     assert_agrees(score(student, 3, adapter="a"), oracle_with(folders["student"], folder))  # loaded again
     assert set(seen) == {1}
+
+
+def test_each_model_has_its_own_certificate(folders: dict[str, Path], opened: Open, tmp_path: Path):
+    before = opened(folders)["student"].model_info
+    identity = {name: getattr(before, name) for name in ("fingerprint", "dtype", "mode", "backend")}
+    versions = {"scorepool": installed_version("scorepool"), **before.versions}
+    certificate = replace(CERTIFICATE, **identity, versions=versions)
+    (tmp_path / f"{before.fingerprint[:16]}.json").write_text(certificate.to_json())
+
+    infos = {name: engine.model_info for name, engine in opened(folders, certificates=str(tmp_path)).items()}
+
+    assert {name: info.verification.by for name, info in infos.items()} == {
+        "teacher": None,
+        "student": "ann@mac",
+        "judge": None,
+    }
+    with pytest.raises(LoadError, match=r"model 'teacher': require_certificate is set, and .* is unverified"):
+        opened(folders, certificates=str(tmp_path), require_certificate=True)
 
 
 class Runners:

@@ -36,10 +36,18 @@ class AdapterBank:
         """The memory of all terms."""
         return sum(layer.num_bytes for layer in self._layers.values())
 
+    def num_bytes_with(self, terms: dict[str, Term]) -> int:
+        """Return the memory of all terms if an adapter with these is added."""
+        num_slots = 1 + max([*self._slots.values(), self._free_slot()])
+        empty = LowRankLayer()
+        return sum(
+            self._layers.get(path, empty).num_bytes_with(terms.get(path), num_slots)
+            for path in self._layers.keys() | terms
+        )
+
     def add(self, adapter: Adapter, terms: dict[str, Term]) -> None:
         """Give an adapter a slot, and test it. Raises AdapterError, and then nothing has changed."""
-        used = {BASE_SLOT, *self._slots.values()}
-        slot = next(slot for slot in range(len(used) + 1) if slot not in used)
+        slot = self._free_slot()
         self._slots[adapter] = slot
         modules: dict[str, Module] = dict(self._model.named_modules())
         for path, term in terms.items():
@@ -103,6 +111,10 @@ class AdapterBank:
             return self._backbone.forward_hidden(token_ids, cache)
         finally:
             self._selection.clear()
+
+    def _free_slot(self) -> int:
+        used = {BASE_SLOT, *self._slots.values()}
+        return next(slot for slot in range(len(used) + 1) if slot not in used)
 
     def _stack(self) -> None:
         num_slots = 1 + max(self._slots.values(), default=BASE_SLOT)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from scorepool.engine.adapter import Adapter
+from scorepool.engine.adapter import Adapter, describe_excess
 from scorepool.engine.errors import AdapterError
 from scorepool.engine.model import checkpoint
 from scorepool.engine.model.adapters.bank import AdapterBank
@@ -26,16 +26,21 @@ class AdapterHost:
         """The memory that all adapters take."""
         return self._bank.num_bytes
 
-    def load(self, name: str, folder: str) -> Adapter:
-        """Load and test an adapter. Raises AdapterError; then nothing has changed."""
+    def load(self, name: str, folder: str, max_bytes: int) -> Adapter:
+        """Load and test an adapter, if all of them take at most `max_bytes` with it.
+
+        Raises AdapterError; then nothing has changed.
+        """
         stored = checkpoint.stored_tensors(self._folder)
         if not stored:
             raise AdapterError(
                 f"the weights that serve now are gone from {self._folder}, expected them there: an adapter is compared "
                 "with them"
             )
-        weights = read_adapter(folder, stored, self._model)
+        weights = read_adapter(folder, stored, self._model, max_bytes)
         terms = place(weights, self._model, stored)
+        if (num_bytes := self._bank.num_bytes_with(terms)) > max_bytes:
+            raise AdapterError(describe_excess(num_bytes, max_bytes))
         adapter = Adapter(name, weights.fingerprint, folder, weights.rank, weights.kind)
         self._bank.add(adapter, terms)
         return adapter

@@ -86,6 +86,14 @@ class LowRankLayer:
         """The memory of all terms, with their padding."""
         return int(self._a.nbytes + self._b.nbytes + (0 if self._gains is None else self._gains.nbytes))
 
+    def num_bytes_with(self, added: Term | None, num_slots: int) -> int:
+        """Return the memory of all terms, with their padding, if one more is added."""
+        terms = [*self._terms.values(), *([] if added is None else [added])]
+        rank = max(term.rank for term in terms)
+        width, out = int(terms[0].a.shape[1]), int(terms[0].b.shape[1])
+        has_gains = any(term.gain is not None for term in terms)
+        return 4 * num_slots * (rank * (width + out) + (out if has_gains else 0))
+
     def stack(self, num_slots: int) -> list[mx.array]:
         """Join the terms; return the arrays to evaluate."""
         if not self._terms:

@@ -7,17 +7,19 @@ from typing import Any
 
 import mlx.core as mx
 
+from scorepool.engine.adapter import describe_excess
 from scorepool.engine.errors import AdapterError, describe
 from scorepool.engine.model.adapters import mlx_format, mlx_settings, peft_format
 from scorepool.engine.model.adapters.weights import AdapterWeights
 
 CONFIG = "adapter_config.json"
+HEADER_BYTES = 2**20  # of a file, about
 
 
-def read_adapter(folder: str, base: dict[str, mx.array], model: Any) -> AdapterWeights:
+def read_adapter(folder: str, base: dict[str, mx.array], model: Any, max_bytes: int) -> AdapterWeights:
     """Read an adapter of peft or mlx-lm, for the loaded model of the checkpoint with the tensors `base`.
 
-    Raises AdapterError.
+    A larger file than `max_bytes` is not read. Raises AdapterError.
     """
     path = Path(folder).expanduser()
     if not path.is_dir():
@@ -25,11 +27,11 @@ def read_adapter(folder: str, base: dict[str, mx.array], model: Any) -> AdapterW
     config = _read_config(path)
     if mlx_settings.is_of_mlx_lm(config):
         settings = mlx_settings.read_settings(config)
-        tensors = _read_tensors(path, mlx_format.TENSORS)
+        tensors = _read_tensors(path, mlx_format.TENSORS, max_bytes)
         layers = mlx_format.read_mlx(settings, tensors, model)
         fingerprint = _fingerprint(path / CONFIG, path / mlx_format.TENSORS)
         return AdapterWeights(fingerprint, layers, mlx_format.PARTS, names_checkpoint=False)
-    tensors = _read_tensors(path, peft_format.TENSORS)
+    tensors = _read_tensors(path, peft_format.TENSORS, max_bytes)
     layers = peft_format.read_peft(config, tensors, base)
     return AdapterWeights(_fingerprint(path / CONFIG, path / peft_format.TENSORS), layers)
 
@@ -43,11 +45,13 @@ def _read_config(path: Path) -> Any:
         raise AdapterError(f"{path / CONFIG} cannot be read: {describe(error)}") from error
 
 
-def _read_tensors(folder: Path, name: str) -> dict[str, mx.array]:
+def _read_tensors(folder: Path, name: str, max_bytes: int) -> dict[str, mx.array]:
     file = folder / name
     if not file.is_file():
         found = ", ".join(sorted(file.name for file in folder.iterdir())[:8])
         raise AdapterError(f"{folder}: expected {name} beside {CONFIG}, found {found}")
+    if (num_bytes := file.stat().st_size) > max_bytes + HEADER_BYTES:
+        raise AdapterError(describe_excess(num_bytes, max_bytes))
     try:
         tensors: dict[str, mx.array] = mx.load(str(file))  # type: ignore[assignment]
         mx.eval(list(tensors.values()))

@@ -42,7 +42,8 @@ JOBS_INTRODUCTION = """# Jobs, results, failures
 
 `make docs` writes this page from the types in `wire/`. A job is submitted with its kind in the field `type`, and ends
 in a [result](#results) or a [failure](#failures). [http.md](http.md) shows one job with its result, [sdk.md](sdk.md)
-the same in Python, [routes.md](routes.md) where these messages are sent.
+the same in Python, [routes.md](routes.md) where these messages are sent. A job of many items whose worker dies goes on
+with the items that were not finished, see [operations.md](operations.md#long-jobs).
 """
 ROUTES_INTRODUCTION = """# Routes
 

@@ -14,16 +14,15 @@ from tests.tiny_models import TinyModels
 from tests.worker.conftest import MODEL, Workers, outcome, submit, until
 
 pytestmark = pytest.mark.timeout(240)
-Start = Callable[[], subprocess.Popen[bytes]]
+Start = Callable[[int], dict[str, subprocess.Popen[bytes]]]
 
 
 @pytest.fixture
 def start(workers: Workers, redis: Redis, tiny_models: TinyModels, tmp_path: Path) -> Start:
     folder = tiny_models("llama")
 
-    def start() -> subprocess.Popen[bytes]:
-        name = f"mac{len(workers.processes)}"
-        process = workers.start(
+    def start_one(name: str) -> subprocess.Popen[bytes]:
+        return workers.start(
             *("--name", name),
             worker="tests.worker.counting.CountingWorker",
             SCOREPOOL_MODEL=f"{MODEL}={folder}",
@@ -34,8 +33,12 @@ def start(workers: Workers, redis: Redis, tiny_models: TinyModels, tmp_path: Pat
             COUNTED=str(tmp_path / "counted"),
             OPENBLAS_NUM_THREADS="1",
         )
-        until(lambda: redis.exists(Keys.served_model(name)), 120)
-        return process
+
+    def start(count: int) -> dict[str, subprocess.Popen[bytes]]:
+        """Start workers beside each other."""
+        started = {name: start_one(name) for name in (f"mac{number}" for number in range(count))}
+        until(lambda: all(redis.exists(Keys.served_model(name)) for name in started), 120)
+        return started
 
     return start
 
@@ -65,13 +68,13 @@ def num_saved(redis: Redis, job_id: str) -> int:
 def test_deaths_cost_only_the_rows_in_flight_and_change_no_bit(
     redis: Redis, start: Start, tmp_path: Path, num_rows: int, kills: list[float]
 ):
-    process = start()
+    started = start(len(kills) + 1)
     job_id = submit(redis, score(num_rows))
     for share in kills:
         until(lambda share=share: num_saved(redis, job_id) >= share * num_rows, 120)
-        process.kill()
-        process.wait()
-        process = start()
+        holder = started[redis.hget(f"rq:job:{job_id}", JobField.WORKER_NAME).decode()]
+        holder.kill()
+        holder.wait()
     resumed = result(redis, job_id)
     counted = (tmp_path / "counted").stat().st_size
     assert num_rows < counted < 1.1 * num_rows

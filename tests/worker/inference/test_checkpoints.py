@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from redis import Redis
 
 from scorepool import wire
@@ -102,7 +102,7 @@ def test_a_classified_row_comes_back_with_its_logits():
     again = copy_unbegun(computed)
     assert fill_from_row(again, row, identity, info)
     assert again.class_logits == [0.1, -2.5]
-    wrong = msgspec.structs.replace(row, class_logits=[0.1])
+    wrong = replace(row, class_logits=[0.1])
     assert not fill_from_row(copy_unbegun(computed), wrong, identity, info)
 
 
@@ -111,7 +111,7 @@ def test_rows_that_do_not_fit_are_computed():
     row = to_row(0, identity, finished())
     for wrong in ({"logprobs": wire.Floats([-1.0])}, {"embedding": b"1"}, {"class_logits": [1.0]}, {"digest": b""}):
         unbegun = copy_unbegun(finished())
-        assert not fill_from_row(unbegun, msgspec.structs.replace(row, **wrong), identity, INFO)
+        assert not fill_from_row(unbegun, replace(row, **wrong), identity, INFO)
         assert not unbegun.is_done
     assert decode_chunk(b"\xc1") == []
     assert decode_chunk(wire.encode(["a"])) == []
@@ -373,4 +373,70 @@ def test_a_result_has_restored_rows_unless_other_weights_computed_the_rest(
     assert engine.numbers == numbers
     assert result.stamp.weights_version == version
     assert result.stamp.cached_items == 0
+    runner.close()
+
+
+TEXTS = [[5, 9, 3, 7], [11, 30, 41], [8, 7, 6, 5, 4]]
+KINDS = [
+    pytest.param(
+        wire.Score(
+            model=MODEL,
+            items=[wire.ScoreItem(prompt=text[:1], completion=text[1:]) for text in TEXTS],
+            score="all",
+            top_logprobs=2,
+            rank=True,
+            entropy=True,
+            targets=[3, 4],
+            temperature=0.7,
+        ),
+        id="score",
+    ),
+    pytest.param(
+        wire.Score(
+            model=MODEL, items=[wire.ScoreItem(prompt=text[:1], completion=text[1:]) for text in TEXTS], packed=True
+        ),
+        id="packed",
+    ),
+    pytest.param(
+        wire.Embed(model=MODEL, items=[wire.EmbedItem(prompt=text) for text in TEXTS], pooling="mean"), id="embed"
+    ),
+    pytest.param(
+        wire.Generate(model=MODEL, prompt=[5, 6, 7], n=3, max_tokens=9, top_logprobs=2, stop_token_ids=[40, 41, 42]),
+        id="n",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def exact_engine(tiny_models: TinyModels) -> Iterator[Engine]:
+    engine = Engine(EngineSettings(model=str(tiny_models("llama")), mode="exact"))
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize("request_", KINDS)
+@pytest.mark.parametrize("num_saved", [1, 3])
+def test_a_result_from_rows_of_two_runs_is_that_of_one_run_to_the_bit_in_exact_mode(
+    redis: Redis, exact_engine: Engine, open_store: Open, request_: wire.Request, num_saved: int
+):
+    store, engine = open_store(), exact_engine
+    runner = InferenceRunner(engine, MODEL, TokenPublisher(redis), checkpoints=store)
+    submit(redis, request_)
+    first = Run(redis, info=engine.model_info)
+    pending = runner(Job.from_claimed(first.claimed, redis, {}))
+    prepared = pending.future.result(60)
+    undisturbed = pending.finish(prepared)
+    first.checkpoint.rows = {index: each.sequence for index, each in enumerate(prepared[:num_saved])}
+    store.add(first.checkpoint)
+    until(lambda: len(first.checkpoint.saved) == num_saved, 10)
+    store.remove(first.checkpoint)
+    first.put_back()
+
+    second = Run(redis, "other", engine.model_info)
+    computed_before = engine.stats.prompt_tokens
+    pending = runner(Job.from_claimed(second.claimed, redis, {}))
+    resumed = pending.finish(pending.future.result(60))
+    assert (engine.stats.prompt_tokens == computed_before) is (num_saved == 3)
+    usage = replace(resumed.usage, cached_tokens=undisturbed.usage.cached_tokens)  # which rows found a prefix
+    assert wire.encode(replace(resumed, usage=usage)) == wire.encode(undisturbed)
     runner.close()

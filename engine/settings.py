@@ -32,6 +32,7 @@ class EngineSettings:
 
     tool_parser: str = "auto"  # the format of calls, one of formats.TOOL_PARSERS; auto: what the model tells
     reasoning_parser: str = "auto"  # one of formats.REASONING_PARSERS
+    tool_repair: bool = False  # read calls that a degraded model writes as text, in none of these formats
 
     def __post_init__(self) -> None:
         for name in ("max_batch_tokens", "prefill_ms", "max_running_rows", "speculation_tokens"):

@@ -177,6 +177,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         "auto"  # the format in which the model calls functions, by vLLM's name; auto: as the model tells
     )
     reasoning_parser: FormatName = "auto"  # the tags around its reasoning, by vLLM's name
+    tool_repair: bool = False  # calls that a degraded model writes as text are calls too, where tools are offered
     require_certificate: bool = False  # serve no model without a certificate that fits
     max_jobs_in_flight: Count = 512  # and results that wait to be recorded; the worker claims as few as it needs
     max_batch_tokens: Count = 2048

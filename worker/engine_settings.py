@@ -40,4 +40,5 @@ def engine_settings(
         require_certificate=settings.require_certificate,
         tool_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
+        tool_repair=settings.tool_repair,
     )

@@ -109,7 +109,11 @@ def _load_model(dtype: str) -> Callable[..., tuple[Any, Config]]:
 
 
 def load_chat_codec(
-    folder: Path, config: Config, tool_parser: str = "auto", reasoning_parser: str = "auto"
+    folder: Path,
+    config: Config,
+    tool_parser: str = "auto",
+    reasoning_parser: str = "auto",
+    tool_repair: bool = False,
 ) -> ChatCodec:
     """Load the tokenizer, with the parsers of these names. Raises LoadError, also for one that does not fit it."""
     for chosen, name, known in (
@@ -122,7 +126,7 @@ def load_chat_codec(
         wrapper = load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
     tokenizer, found = Tokenizer(wrapper._tokenizer, wrapper.eos_token_ids), ChatTags.from_mlx_lm(wrapper)
     tags = _with_reasoning_parser(found, reasoning_parser, wrapper.get_vocab())
-    return ChatCodec(tokenizer, _with_tool_parser(tags, tool_parser, wrapper.get_vocab()))
+    return ChatCodec(tokenizer, _with_tool_parser(tags, tool_parser, wrapper.get_vocab()), tool_repair)
 
 
 def _with_tool_parser(tags: ChatTags, name: str, vocabulary: Mapping[str, int]) -> ChatTags:

@@ -179,7 +179,8 @@ def _check_config(folder: Path) -> tuple[Config, bool]:
 
 def _load_chat_codec(folder: Path, config: Config, settings: EngineSettings) -> ChatCodec:
     """Load the tokenizer. Before the weights: a vocabulary that is too small for it then has a reason that says so."""
-    chat = checkpoint.load_chat_codec(folder, config, settings.tool_parser, settings.reasoning_parser)
+    parsers = (settings.tool_parser, settings.reasoning_parser, settings.tool_repair)
+    chat = checkpoint.load_chat_codec(folder, config, *parsers)
     vocab_size = (config.get("text_config") or config).get("vocab_size")
     if vocab_size is not None:
         refuse_small_vocabulary(vocab_size, chat.tokenizer.token_ids)

@@ -16,6 +16,7 @@ class Writer:
     calls: Callable[[Calls], str]
     sample: str  # the format's name in tests/chat_formats.py: its tokens, and its markers around reasoning and content
     is_opened: bool = False  # calls stand at the beginning of an answer only
+    is_text: bool = False  # no format: what a degraded model writes, which is read where a setting asks for it
     cannot_write: str = ""  # a regular expression: strings with a match have two readings in the format
 
 
@@ -159,6 +160,18 @@ def _list_between(before: str, after: str) -> Callable[[Calls], str]:
     return lambda calls: f"{before}[{', '.join(_objects(calls))}]{after}"
 
 
+def _calling_tool(calls: Calls) -> str:
+    return "".join(f"\n[Calling tool: {name}({to_json(arguments)})]" for name, arguments in calls)
+
+
+def _tool_call_text(calls: Calls) -> str:
+    return "".join(f"\n[TOOL_CALL]\n{each}\n[/TOOL_CALL]" for each in _objects(calls))
+
+
+def _fenced(calls: Calls) -> str:
+    return "".join(f"\n```json\n{each}\n```" for each in _objects(calls))
+
+
 _PARAMETER_END = r"</parameter>\s*(<parameter|</function|</invoke)"
 _PAIR_END = r"</(longcat_)?arg_value>\s*(<|$)"
 _QUOTE_END = r'(<\|"\|>|<escape>)\s*([,\]})=:]|$)'
@@ -203,5 +216,8 @@ WRITERS = {
     "phi4_mini_json": Writer(calls=_list_between("functools", ""), sample="phi4_mini_json", is_opened=True),
     "pythonic": Writer(calls=_pythonic, sample="pythonic", is_opened=True),
     "qwen3_coder": Writer(calls=_qwen3_coder, sample="qwen3_coder", cannot_write=_PARAMETER_END),
+    "[Calling tool: ...]": Writer(calls=_calling_tool, sample="json_tools", is_text=True),
+    "[TOOL_CALL]": Writer(calls=_tool_call_text, sample="json_tools", is_text=True),
+    "fenced JSON": Writer(calls=_fenced, sample="json_tools", is_text=True),
     "seed_oss": Writer(calls=_seed_oss, sample="seed_oss", cannot_write=_PARAMETER_END),
 }

@@ -1,6 +1,7 @@
 """Parse answers to chats: the channel of each token, and the functions that are called. Pure."""
 
 import hashlib
+import json
 from array import array
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from scorepool import wire
 from scorepool.engine import ChatCodec, Sequence
 from scorepool.engine.text.chat.output_parser import Channel, OutputParser, Span, content_channels
-from scorepool.engine.text.chat.tool_parser import Tool
+from scorepool.engine.text.chat.tool_parser import ParsedCall, Tool
 
 # Nine letters and digits, as Mistral's template requires, so that every model can read the ids back.
 _CALL_ID_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -34,6 +35,7 @@ class ParsedSlice:
     first: int
     channels: list[Channel]
     spans: list[Span]
+    earlier: Ids[Span] = ()  # the calls before them
 
 
 def parse_answer(prompt: ChatPrompt, sequence: Sequence, codec: ChatCodec) -> ParsedSlice:
@@ -52,6 +54,9 @@ def channels_and_calls(
     channels: list[wire.Channel] = list(parsed.channels)
     results: list[wire.ToolCallResult] = []
     generated = sequence.token_ids[sequence.num_input_tokens :] if parsed.spans else []
+    repeats = Repeats()
+    for span in parsed.earlier if parsed.spans and codec.repairs_calls else ():
+        repeats.without(span, codec.parse_tool_calls(span, generated, prompt.tools))
     for span in parsed.spans:
         calls = codec.parse_tool_calls(span, generated, prompt.tools)
         if not calls:
@@ -59,12 +64,32 @@ def channels_and_calls(
             content = content_channels(generated[span.start : span.end], special_token_ids)
             channels[span.start - parsed.first : span.end - parsed.first] = content
         preceding = sequence.token_ids[: sequence.num_input_tokens + span.end]
-        for index, call in enumerate(calls):
+        for index, call in enumerate(repeats.without(span, calls)):
             call_id = call.call_id or _call_id(preceding, index)
             results.append(
                 wire.ToolCallResult(id=call_id, name=call.name, arguments=call.arguments, entry=span.end - 1)
             )
     return channels, results
+
+
+class Repeats:
+    """The calls of an answer so far. Calls that are written as text repeat no other call.
+
+    The model's own format alone may hold the same call twice.
+    """
+
+    def __init__(self) -> None:
+        self._are_text: dict[tuple[str, str], bool] = {}  # of each call: whether a text was one of its writings
+
+    def without(self, span: Span, calls: Ids[ParsedCall]) -> list[ParsedCall]:
+        """Return the calls of the next span without those that repeat an earlier one."""
+        return [call for call in calls if not self._repeats(span, call)]
+
+    def _repeats(self, span: Span, call: ParsedCall) -> bool:
+        key = (call.name, json.dumps(json.loads(call.arguments), sort_keys=True))
+        is_known, was_text = key in self._are_text, self._are_text.get(key, False)
+        self._are_text[key] = was_text or span.is_text
+        return is_known and self._are_text[key]
 
 
 def _call_id(token_ids: Ids[int], index: int) -> str:

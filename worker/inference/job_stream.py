@@ -131,7 +131,8 @@ class SequenceStream:
                 if span.start < end < span.end:
                     end = span.start if span.start > first else span.end
             spans = [span for span in self._parser.spans if first <= span.start < end]
-            parsed = ParsedSlice(first, self._parser.channels[first:end], spans)
+            earlier = [span for span in self._parser.spans if span.start < first]
+            parsed = ParsedSlice(first, self._parser.channels[first:end], spans, earlier)
         self.num_taken = end
         columns = self._columns[first:end] if self._with_logprobs else None
         return TakenTokens(first, self._token_ids[first:end], columns, parsed)

@@ -11,15 +11,16 @@ from scorepool.engine.text.chat.chat_format import ChatTags, detect_chat_format
 from scorepool.engine.text.chat.grammar_compiler import GrammarCompiler
 from scorepool.engine.text.chat.output_parser import OutputParser, Span
 from scorepool.engine.text.chat.template import NO_VARIABLES, ChatTemplate, Message, Variables
-from scorepool.engine.text.chat.tool_parser import ParsedCall, Tool, parse_tool_calls
+from scorepool.engine.text.chat.tool_parser import ParsedCall, Tool, parse_text, parse_tool_calls
 from scorepool.engine.text.tokenizer import Tokenizer
 
 
 class ChatCodec:
     """The encoder and decoder of a model's chats. Built once, when the model is loaded."""
 
-    def __init__(self, tokenizer: Tokenizer, tags: ChatTags | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, tags: ChatTags | None = None, repairs_calls: bool = False) -> None:
         self.tokenizer = tokenizer
+        self.repairs_calls = repairs_calls  # calls that are written as text are read too
         self.template = ChatTemplate(tokenizer)
         self.chat_format = detect_chat_format(tags or ChatTags(), tokenizer)
         self.grammar_compiler = GrammarCompiler(tokenizer, self.chat_format)
@@ -46,18 +47,26 @@ class ChatCodec:
         self, generation_prompt: Sequence[int], keep_special_tokens: bool = False, may_call: bool = True
     ) -> OutputParser:
         """Return a parser of one answer to a chat that ends with this generation prompt."""
-        token_bytes = self.tokenizer.token_bytes
-        return OutputParser(self.chat_format, token_bytes, generation_prompt, keep_special_tokens, may_call)
+        return OutputParser(
+            self.chat_format,
+            self.tokenizer.token_bytes,
+            generation_prompt,
+            keep_special_tokens,
+            may_call,
+            self.repairs_calls,
+        )
 
     def parse_tool_calls(self, span: Span, token_ids: Sequence[int], tools: Sequence[Tool]) -> list[ParsedCall]:
         """Return the calls in a span of an answer, or none if it cannot be parsed or calls an unknown function."""
         text = b"".join(map(self.tokenizer.token_bytes, token_ids[span.start : span.end]))
+        if span.is_text:
+            return parse_text(text, tools)
         return parse_tool_calls(self.chat_format, span.header, text, tools)
 
     def tools_unsupported_reason(self, may_call: bool = True) -> str | None:
         """Return why the model cannot be shown tools, or cannot call them. None if it can. Raises InvalidRequest."""
         if not self.template.renders_tools:
             return "the model's chat template does not render tools"
-        if may_call and self.chat_format.tool_parser is None:
+        if may_call and self.chat_format.tool_parser is None and not self.repairs_calls:
             return "the format in which this model calls functions is not known"
         return None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scorepool.engine.text.chat.chat_format import ChatFormat, State, state_of_message
+from scorepool.engine.text.chat.text_calls import TextCalls
 
 Channel = Literal["content", "reasoning", "tool_call", "markup"]
 
@@ -24,6 +25,7 @@ class Span:
     start: int
     end: int
     header: tuple[str, ...]
+    is_text: bool = False  # it is not in the model's format: see text_calls
 
 
 def content_channels(token_ids: Iterable[int], special_token_ids: Collection[int]) -> list[Channel]:
@@ -44,11 +46,13 @@ class OutputParser:
         generation_prompt: Iterable[int] = (),
         keep_special_tokens: bool = False,
         may_call: bool = True,
+        repairs_calls: bool = False,
     ) -> None:
         """Read the generation prompt, which ends the prompt and may open a channel.
 
         With `keep_special_tokens`, special tokens that are no markers are in the channel where they stand. Without
-        `may_call`, the format's opening is text: JSON is what a caller may have asked for.
+        `may_call`, the format's opening is text: JSON is what a caller may have asked for. With `repairs_calls`, calls
+        that are written as text are found too.
         """
         self.channels: list[Channel] = []
         self.spans: list[Span] = []
@@ -64,11 +68,15 @@ class OutputParser:
         self._is_blank = True  # the content has only spaces so far: the opening may follow
         self._header: list[int] = []
         self._call_start = 0
+        self._text_calls: TextCalls | None = None
+        self._text_start = 0  # of the tokens that it holds
         for token_id in generation_prompt:
             self.read(token_id)
             self.has_reasoned |= self.state == "reasoning"
         self.channels, self.spans, self._token_ids = [], [], []
         self._held, self._call_start, self._is_blank = [], 0, True
+        if repairs_calls and may_call:
+            self._text_calls = TextCalls()
 
     @property
     def state(self) -> State:
@@ -78,7 +86,10 @@ class OutputParser:
     @property
     def num_final(self) -> int:
         """The number of leading tokens whose channel is final."""
-        return self._call_start if self._state == "tool_call" else len(self.channels) - len(self._held)
+        if self._state == "tool_call":
+            return self._call_start
+        num_held = 0 if self._text_calls is None else self._text_calls.num_held
+        return len(self.channels) - len(self._held) - num_held
 
     def read(self, token_id: int) -> None:
         """Read the next token of the answer."""
@@ -88,6 +99,7 @@ class OutputParser:
         if token_id in self.chat_format.eos_ids:
             self._release(len(self._held) - 1)
             self._held.clear()
+            self._end_text_calls(is_last=True)
             self._enter("content", num_marker_tokens=1)
             self.channels[-1] = self._eos_channel
             return
@@ -124,6 +136,7 @@ class OutputParser:
     def end(self) -> None:
         """Finish after the last token. A call that has not ended was cut off and is content."""
         self._release(len(self._held))
+        self._end_text_calls(is_last=False)
         if self._state == "tool_call":
             cut_off = self._token_ids[self._call_start :]
             self.channels[self._call_start :] = content_channels(cut_off, self._special_token_ids)
@@ -137,10 +150,47 @@ class OutputParser:
             if self._state == "header":
                 self._header.append(token_id)
             elif self._state == "tool_call" or token_id not in self._special_token_ids:
-                self.channels[index] = self._state
                 self._is_blank &= not self._token_bytes(token_id).strip()
+                if self._state == "content" and self._text_calls is not None:
+                    self._read_content(self._text_calls, index, token_id)
+                else:
+                    self.channels[index] = self._state
+            else:
+                self._end_text_calls(is_last=False)
+
+    def _read_content(self, text_calls: TextCalls, index: int, token_id: int) -> None:
+        """Assign a token of the content to its channel, unless it may belong to a call that is written as text."""
+        if not text_calls.num_held:
+            self._text_start = index
+        match text_calls.read(self._token_bytes(token_id)):
+            case "calls":
+                self._take_text_calls(text_calls)
+            case "content" | "released":
+                self.channels[self._text_start : index + 1] = ["content"] * (index + 1 - self._text_start)
+            case "held":
+                pass
+
+    def _end_text_calls(self, is_last: bool) -> None:
+        """Assign the tokens that may belong to calls that are written as text: nothing more of the content follows."""
+        text_calls = self._text_calls
+        if text_calls is None:
+            return
+        if text_calls.end(is_last) == "calls":
+            self._take_text_calls(text_calls)
+        end = self._text_start + text_calls.num_held
+        self.channels[self._text_start : end] = ["content"] * (end - self._text_start)
+        text_calls.restart()
+
+    def _take_text_calls(self, text_calls: TextCalls) -> None:
+        """Take the calls that are complete. Spaces after them are in no channel."""
+        for start, end in text_calls.complete:
+            span = Span(self._text_start + start, self._text_start + end, (), is_text=True)
+            self.spans.append(span)
+            self.channels[span.start : span.end] = ["tool_call"] * (end - start)
+        text_calls.restart()
 
     def _enter(self, state: State | None, num_marker_tokens: int) -> None:
+        self._end_text_calls(is_last=False)
         end = len(self.channels) - num_marker_tokens
         if self._state == "tool_call" and end > self._call_start:
             self.spans.append(Span(self._call_start, end, self._header_words()))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scorepool.engine.text.chat.chat_format import ChatFormat, recipient_of
+from scorepool.engine.text.chat.text_calls import parse_text_calls
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ _BEGINNINGS = (
     b"call:",
 )
 
+_TEXT_FORMAT = ChatFormat(transitions={}, tool_parser=parse_text_calls)
 Tool = Mapping[str, Any]  # as chat templates read it: {"type": "function", "function": {"name", "parameters", ...}}
 
 
@@ -51,6 +53,11 @@ def parse_tool_calls(
         return []
     offered = {tool["function"]["name"] for tool in tools}
     return calls if all(call.name in offered for call in calls) else []
+
+
+def parse_text(text: bytes, tools: Sequence[Tool]) -> list[ParsedCall]:
+    """Return the calls that are written as text, or none if they call a function that was not offered."""
+    return parse_tool_calls(_TEXT_FORMAT, (), text, tools)
 
 
 def _is_cheap_to_parse(text: bytes) -> bool:

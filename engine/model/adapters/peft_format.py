@@ -13,6 +13,7 @@ from scorepool.engine.model.adapters.weights import LowRank
 TENSORS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _NAME = re.compile(r"(?P<path>.+)\.(?P<part>lora_A|lora_B|lora_magnitude_vector)(\.weight)?")
+_CHANGED = re.compile(r"(?P<path>.+)\.(lora_\w+|base_layer|original_module|modules_to_save)(\..+)?")
 _HEADS = ("lm_head", "embed_out", "output", "score")
 _EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "embeddings", "wpe")
 
@@ -23,9 +24,22 @@ def read_peft(config: Any, tensors: dict[str, mx.array], base: Collection[str]) 
     Raises AdapterError.
     """
     settings = read_settings(config)
+    _refuse_head_and_embeddings(tensors)
     parts = _parts_by_path(tensors)
     _refuse_missing(settings, parts, base)
     return {path: _low_rank(path, found, settings) for path, found in sorted(parts.items())}
+
+
+def _refuse_head_and_embeddings(names: Collection[str]) -> None:
+    for name in sorted(names):
+        match = _CHANGED.fullmatch(name.removeprefix(_PREFIX))
+        leaf = match["path"].rpartition(".")[2] if match else ""
+        if match and leaf in (*_HEADS, *_EMBEDDINGS):
+            what = "the head" if leaf in _HEADS else "the embeddings"
+            raise AdapterError(
+                f"{match['path']} is changed, expected layers of the backbone only: {what} must be the base model's, "
+                f"so train without {leaf} in target_modules, or merge the adapter into the weights"
+            )
 
 
 def _parts_by_path(tensors: dict[str, mx.array]) -> dict[str, dict[str, mx.array]]:
@@ -60,10 +74,6 @@ def _refuse_missing(settings: PeftSettings, parts: dict[str, dict[str, mx.array]
 
 
 def _low_rank(path: str, found: dict[str, mx.array], settings: PeftSettings) -> LowRank:
-    leaf = path.rpartition(".")[2]
-    if leaf in _HEADS or leaf in _EMBEDDINGS:
-        what = "the head" if leaf in _HEADS else "the embeddings"
-        raise AdapterError(f"{path} is changed, expected layers of the backbone only: {what} must be the base model's")
     a, b, rank = found["lora_A"], found["lora_B"], settings.rank_of(path)
     if a.ndim != 2 or b.ndim != 2 or a.shape[0] != rank or b.shape[1] != rank:
         raise AdapterError(

@@ -209,8 +209,8 @@ class EngineCore:
             self.prefix_cache.max_bytes = prefix_cache_bytes
 
     def drop_weights(self) -> None:
-        """Drop the weights and all caches, unless there is a group."""
-        if not self.is_loaded or self.is_busy:
+        """Drop the weights and all caches, unless there is a group, or other ranks have a share of the weights."""
+        if not self.is_loaded or self.is_busy or self._settings.ranks > 1:
             return
         if self.prefix_cache is not None:
             self.prefix_cache.clear()
@@ -240,6 +240,11 @@ class EngineCore:
 
         What was staged before is dropped.
         """
+        if self._settings.ranks > 1:
+            raise LoadError(
+                f"the model is shared by {self._settings.ranks} ranks, which load their weights at their start only: "
+                "start them anew with the new weights"
+            )
         self.discard_staged()
         settings = replace(self._settings, weights_folder=folder, weights_version=version, tries_load=False)
         try:

@@ -237,6 +237,8 @@ class Engine:
             self._end(core, EngineDeadError(f"the engine failed: {type(error).__name__}: {error}"))
         else:
             self._end(core, EngineClosed("the engine was closed"))
+            if self._settings.ranks > 1:
+                core.runner.close()  # the other ranks end
 
     def _serve(self, core: EngineCore) -> Turns:
         """Take groups and control messages from callers and run a step in each turn, until the engine is closed."""

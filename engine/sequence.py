@@ -152,7 +152,7 @@ class ProposedToken(NamedTuple):
     accepted: bool  # it is the generated token
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True, weakref_slot=True, kw_only=True)
 class Sequence:
     """Token ids to score, to continue, or both; or to classify; or to embed.
 

@@ -10,6 +10,7 @@ class EngineSettings:
 
     model: str  # a folder in Hugging Face form, or a hub id
     weights_folder: str | None = None  # safetensors to load instead of the model's own: see model/pushed_weights.py
+    ranks: int = 1  # processes that hold the model together, started by mlx.launch: see model/ranks
     weights_version: int = 0  # that results name; 0: the model's own weights
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: float32 on a CPU, else the checkpoint's
     mode: Literal["default", "exact"] = "default"  # exact: the same numbers to the bit in any batch; slower
@@ -38,6 +39,8 @@ class EngineSettings:
         for name in ("max_batch_tokens", "prefill_ms", "max_running_rows", "speculation_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, and must be at least 1")
+        if self.ranks > 1:
+            self._refuse_beside_ranks()
         if (self.speculation == "draft") != (self.draft is not None):
             raise ValueError(
                 f"speculation is {self.speculation!r} and draft is {self.draft!r}; "
@@ -50,3 +53,18 @@ class EngineSettings:
             )
         if self.prefix_cache_bytes < 0:
             raise ValueError(f"prefix_cache_bytes is {self.prefix_cache_bytes}, and must be at least 0")
+
+    def _refuse_beside_ranks(self) -> None:
+        """Raise ValueError for what one process alone can do."""
+        alone = {
+            "mode 'exact'": self.mode == "exact",
+            "a draft model": self.draft is not None,
+            "adapters": bool(self.adapters),
+            "prefix_disk_bytes": bool(self.prefix_disk_bytes),
+            "weights_folder": self.weights_folder is not None,
+        }
+        for name, is_asked_for in alone.items():
+            if is_asked_for:
+                raise ValueError(
+                    f"ranks is {self.ranks}, and {name} needs a model in one process: expected one of them"
+                )

@@ -184,6 +184,14 @@ def worker(
     redis_url_file: RedisUrlFile = None,
     dtype: Dtype = None,
     draft: Draft = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Share the model among N processes that `mlx.launch` started.",
+            show_default="$SCOREPOOL_RANKS, else 1",
+        ),
+    ] = None,
     log_level: LogLevel = None,
 ) -> None:
     """Run one worker: `rq worker` with scorepool's class. Other options, such as --burst, are passed to `rq worker`."""
@@ -192,6 +200,7 @@ def worker(
         redis_url_file=redis_url_file,
         dtype=dtype,
         drafts=join_drafts(draft),
+        ranks=ranks,
         log_level=log_level,
         adapters=join_adapters(adapter),
     )

@@ -172,6 +172,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         10.0  # of several models that do not fit together: how long one keeps the memory while others wait
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    ranks: Annotated[int, Meta(ge=1, le=64)] = 1  # worker processes that hold the model together, under mlx.launch
     mode: Literal["default", "exact"] = "default"  # exact: bit for bit the same in any batch, slower
     tool_parser: FormatName = (
         "auto"  # the format in which the model calls functions, by vLLM's name; auto: as the model tells

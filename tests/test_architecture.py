@@ -71,6 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "engine", "store", "wire", "worker.claims", "worker.engine_settings", "worker.machine", "worker.redis_link",
         "worker.rq", "worker.version",
     },
+    "worker.follow": {"engine", "store", "worker.engine_settings"},
     "worker.check_model": {"engine", "store", "wire", "worker.engine_settings"},
     "worker.certify": {"engine", "store", "worker.engine_settings", "worker.version"},
     "worker.webhooks": {"store", "wire", "worker.machine", "worker.redis_link", "worker.rq", "worker.version"},
@@ -145,7 +146,7 @@ LIBRARIES: dict[str, set[str]] = {
     "store": {"msgspec", "opentelemetry", "redis", "rq"},  # opentelemetry in otel.py only
     "engine": set(),
     "engine.mlx_thread": {"mlx"},
-    "engine.model": {"huggingface_hub", "mlx", "mlx_lm"},
+    "engine.model": {"huggingface_hub", "mlx", "mlx_lm", "msgspec"},  # msgspec in ranks only
     "engine.model.surveyed": {"transformers"},
     "engine.sampling": {"mlx"},
     "engine.text.chat": {"jinja2", "llguidance"},

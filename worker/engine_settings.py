@@ -1,5 +1,8 @@
 """The engine's settings of a worker. `scorepool certify` has the same, so that it measures what is served."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from scorepool.engine import REASONING_PARSERS, TOOL_PARSERS, EngineSettings
 from scorepool.store import Settings, SettingsError, parse_drafts
 
@@ -18,27 +21,38 @@ def engine_settings(
     ):
         if value not in known:
             raise SettingsError(f"{name}={value!r}: expected one of {', '.join(known)}")
-    return EngineSettings(
-        model=source,
-        weights_folder=weights_folder,
-        weights_version=weights_version,
-        dtype=settings.dtype,
-        mode=settings.mode,
-        max_batch_tokens=settings.max_batch_tokens,
-        prefill_ms=settings.prefill_ms,
-        max_running_rows=settings.max_running_rows,
-        prefix_cache_bytes=settings.prefix_cache_bytes,
-        prefix_disk_bytes=settings.prefix_disk_bytes,
-        prefix_folder=str(settings.state_folder() / "prefixes"),
-        memory_bytes=settings.memory_bytes or None,
-        speculation="draft" if draft else settings.speculation,
-        draft=draft,
-        speculation_tokens=settings.speculation_tokens,
-        tries_load=True,
-        load_marks=str(settings.state_folder() / "loads"),
-        certificates=str(settings.certificate_folder()),
-        require_certificate=settings.require_certificate,
-        tool_parser=settings.tool_parser,
-        reasoning_parser=settings.reasoning_parser,
-        tool_repair=settings.tool_repair,
-    )
+    with _as_settings_error():
+        return EngineSettings(
+            model=source,
+            weights_folder=weights_folder,
+            weights_version=weights_version,
+            ranks=settings.ranks,
+            dtype=settings.dtype,
+            mode=settings.mode,
+            max_batch_tokens=settings.max_batch_tokens,
+            prefill_ms=settings.prefill_ms,
+            max_running_rows=settings.max_running_rows,
+            prefix_cache_bytes=settings.prefix_cache_bytes,
+            prefix_disk_bytes=settings.prefix_disk_bytes,
+            prefix_folder=str(settings.state_folder() / "prefixes"),
+            memory_bytes=settings.memory_bytes or None,
+            speculation="draft" if draft else settings.speculation,
+            draft=draft,
+            speculation_tokens=settings.speculation_tokens,
+            tries_load=settings.ranks == 1,  # a trial would be a rank too many
+            load_marks=str(settings.state_folder() / "loads"),
+            certificates=str(settings.certificate_folder()),
+            require_certificate=settings.require_certificate,
+            tool_parser=settings.tool_parser,
+            reasoning_parser=settings.reasoning_parser,
+            tool_repair=settings.tool_repair,
+        )
+
+
+@contextmanager
+def _as_settings_error() -> Iterator[None]:
+    """Raise SettingsError for settings that contradict each other."""
+    try:
+        yield
+    except ValueError as error:
+        raise SettingsError(str(error)) from None

@@ -24,6 +24,8 @@ from scorepool.engine.model import activations, classifier, mends, packed_weight
 from scorepool.engine.model.config import Config, read_config, refuse_ignored_settings
 from scorepool.engine.model.contradictions import refuse_more_layers_than_tensors
 from scorepool.engine.model.mends.experts import ROUTER_BIAS
+from scorepool.engine.model.ranks.group import RankGroup
+from scorepool.engine.model.ranks.sharding import shard
 from scorepool.engine.model.weight_checks import refuse_degenerate_weights
 from scorepool.engine.text.chat.call_formats import formats
 from scorepool.engine.text.chat.chat_format import HARMONY, ChatTags
@@ -75,8 +77,11 @@ def fingerprint(folder: Path) -> str:
     return total.hexdigest()
 
 
-def load_weights(folder: Path, dtype: str) -> tuple[Any, Config]:
-    """Load the model in `dtype`, with mlx-lm's known mistakes corrected, and its configuration."""
+def load_weights(folder: Path, dtype: str, ranks: RankGroup | None = None) -> tuple[Any, Config]:
+    """Load the model in `dtype`, with mlx-lm's known mistakes corrected, and its configuration.
+
+    Of several `ranks` each reads its share of the layers only.
+    """
     config = read_config(folder)
     activations.check(config)
     rope.check_types(config)
@@ -88,11 +93,15 @@ def load_weights(folder: Path, dtype: str) -> tuple[Any, Config]:
             config["tie_word_embeddings"] = True
         model, config = _load_model(dtype)(
             folder,
+            lazy=ranks is not None,
             model_config=config,
             get_model_classes=_get_checked_classes if has_lm_head else _get_body_classes,
             trust_remote_code=False,
         )
+        if ranks is not None:
+            shard(model, config, ranks)
         _cast(model, dtype)
+        mx.eval(model.parameters())
     refuse_degenerate_weights(model)
     mends.apply(model, config, stored)
     if has_lm_head:
@@ -250,7 +259,7 @@ def _target_dtype(dtype: str) -> mx.Dtype | None:
 
 
 def _cast(model: Any, dtype: str) -> None:
-    """Cast floating-point weights to `dtype` and evaluate them. Packed weights stay; their scales are cast."""
+    """Cast floating-point weights to `dtype`. Packed weights stay; their scales are cast."""
     target = _target_dtype(dtype)
     if target is None:
         return
@@ -266,4 +275,3 @@ def _cast(model: Any, dtype: str) -> None:
         return weight.astype(target)
 
     model.update(tree_map_with_path(cast, model.parameters()))
-    mx.eval(model.parameters())

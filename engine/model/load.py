@@ -40,6 +40,9 @@ from scorepool.engine.model.contradictions import refuse_contradictions, refuse_
 from scorepool.engine.model.draft import DraftModel
 from scorepool.engine.model.pooling import default_pooling
 from scorepool.engine.model.prefix_store import PrefixStore
+from scorepool.engine.model.ranks.follower import Follower
+from scorepool.engine.model.ranks.group import RankGroup
+from scorepool.engine.model.ranks.leader import LeadingBatch
 from scorepool.engine.model.runner import ModelRunner
 from scorepool.engine.model_info import ModelInfo, Verification
 from scorepool.engine.settings import EngineSettings
@@ -60,11 +63,21 @@ def open_model(settings: EngineSettings) -> ModelRunner | ClassifierRunner:
             return _open_model(overlaid, replace(settings, dtype=dtype))
 
 
+def follow(settings: EngineSettings) -> None:
+    """Load this rank's share of a model and run what rank 0 sends until it closes. Raises LoadError, RuntimeError."""
+    runner = open_model(settings)
+    assert isinstance(runner, ModelRunner)  # a classifier is refused
+    Follower(runner.batch, RankGroup(settings.ranks)).run()
+
+
 def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | ClassifierRunner:
     config, is_surveyed = _check_config(folder)
     classified = classifier.read_classifier(config) if classifier.is_classifier(config) else None
+    if classified is not None and settings.ranks > 1:
+        raise LoadError(f"ranks is {settings.ranks}, and the model is a classifier: expected 1")
     chat = _load_chat_codec(folder, config, settings)
-    model, config, position_limit = load_checked(folder, settings.dtype, checks_settings=False)
+    ranks = RankGroup(settings.ranks) if settings.ranks > 1 else None
+    model, config, position_limit = load_checked(folder, settings.dtype, checks_settings=False, ranks=ranks)
     mx.set_cache_limit(memory_budget.CACHE_LIMIT_BYTES)
     tapped = split_model(model)
     split = AdapterBank(model, tapped)
@@ -85,7 +98,7 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
         quantization=checkpoint.quantization(config),
         adapter=None,
         mode="one row at a time" if isinstance(batch, SequentialBatch) else settings.mode,
-        backend=_backend(),
+        backend=_backend(settings.ranks),
         versions={name: installed_version(name) for name in ("mlx", "mlx-lm")},
         context_length=context_length,
         max_cached_tokens=memory_budget.max_cached_tokens(num_bytes, settings, cache_sizes),
@@ -102,9 +115,12 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
     )
     model_info = replace(model_info, verification=_verify(model_info, folder, settings))
     log.info("serves %s: %s", settings.model, model_info.summary())
+    if ranks is not None:
+        ranks.agree(_identity(model_info))
+        batch = LeadingBatch(batch, ranks) if ranks.rank == 0 else batch
     if head is not None:
         return ClassifierRunner(batch, head, model_info, chat.tokenizer, chat)
-    adapters = AdapterHost(split, model, Path(settings.weights_folder or folder))
+    adapters = None if ranks else AdapterHost(split, model, Path(settings.weights_folder or folder))
     draft = draft if batch.can_speculate else None
     store = _open_prefix_store(settings, model_info, model) if batch.can_share else None
     return ModelRunner(batch, split, model_info, chat.tokenizer, chat, adapters, draft, store)
@@ -114,11 +130,16 @@ def _open_prefix_store(settings: EngineSettings, model_info: ModelInfo, model: A
     """Open the files of the model's computed prefixes, if settings give them room."""
     if not settings.prefix_disk_bytes:
         return None
-    names = ("fingerprint", "dtype", "quantization", "mode", "backend", "versions")
-    identity = json.dumps([getattr(model_info, name) for name in names], sort_keys=True)
+    identity = json.dumps([*_identity(model_info).values()])
     with as_load_error(f"prefix_folder {settings.prefix_folder!r} cannot be used"):
         kinds = [*map(kv_cache.kind_of, kv_cache.new(model))]
         return PrefixStore(Path(str(settings.prefix_folder)), settings.prefix_disk_bytes, identity, kinds)
+
+
+def _identity(model_info: ModelInfo) -> dict[str, str]:
+    """Return what decides about the numbers, by name."""
+    names = ("fingerprint", "dtype", "quantization", "mode", "backend", "versions", "self_test")
+    return {name: json.dumps(getattr(model_info, name), sort_keys=True) for name in names}
 
 
 def _load_draft(settings: EngineSettings, tokenizer: Tokenizer, vocab_size: int) -> tuple[Any, DraftModel]:
@@ -138,7 +159,9 @@ def _load_draft(settings: EngineSettings, tokenizer: Tokenizer, vocab_size: int)
         return model, DraftModel(model, split, vocab_size, _context_length(config, position_limit))
 
 
-def load_checked(folder: Path, dtype: str, *, checks_settings: bool = True) -> tuple[Any, Config, int | None]:
+def load_checked(
+    folder: Path, dtype: str, *, checks_settings: bool = True, ranks: RankGroup | None = None
+) -> tuple[Any, Config, int | None]:
     """Load the model, make it follow its configuration or raise LoadError, and return both and the context's limit.
 
     `checks_settings` is False if they were checked, and for the survey that makes the table of settings.
@@ -146,7 +169,7 @@ def load_checked(folder: Path, dtype: str, *, checks_settings: bool = True) -> t
     if checks_settings:
         _check_config(folder)
     with as_load_error(f"{folder} cannot be loaded"):
-        model, config = checkpoint.load_weights(folder, dtype)
+        model, config = checkpoint.load_weights(folder, dtype, ranks)
         limits = rope.check_or_patch(model, config), windows.check_or_patch(model, config)
         activations.patch(model, config)
     return model, config, min((limit for limit in limits if limit is not None), default=None)
@@ -200,12 +223,14 @@ def count_logits(model: Any) -> int:
     return int(logits.shape[-1])
 
 
-def _backend() -> str:
+def _backend(num_ranks: int) -> str:
     """Name what decides about rounding beside the versions: the kernels, and the device that they are chosen for."""
     device = mx.device_info()
     if mx.default_device() == mx.cpu:
-        return f"cpu ({device['architecture']}, {_BLAS})"
-    return f"{'metal' if mx.metal.is_available() else 'cuda'} ({device['device_name']})"
+        kind, details = "cpu", f"{device['architecture']}, {_BLAS}"
+    else:
+        kind, details = "metal" if mx.metal.is_available() else "cuda", str(device["device_name"])
+    return f"{kind} ({details}, {num_ranks} ranks)" if num_ranks > 1 else f"{kind} ({details})"
 
 
 def _context_length(config: dict[str, Any], position_limit: int | None) -> int:

@@ -21,6 +21,7 @@ from scorepool.engine.model.batch import BatchRunner
 from scorepool.engine.model.draft import DraftModel
 from scorepool.engine.model.pooling import PooledStep
 from scorepool.engine.model.prefix_store import PrefixStore
+from scorepool.engine.model.ranks.leader import LeadingBatch
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.sampling.logprobs import PendingLogprobs, TokenLogprobs, compute_logprobs, split_rows
 from scorepool.engine.sampling.next_token import find_late
@@ -67,7 +68,7 @@ class ModelRunner:
         self._adapters = adapters
         self.draft = draft
         self.prefix_store = prefix_store
-        self._batch = batch
+        self.batch = batch
         self._head = backbone_and_head
         self._token_ids = mx.array([], dtype=mx.int32)  # of all rows of the last launch
         self._sampled_rows: dict[Sequence, int] = {}  # rows of `_token_ids` that hold sampled tokens
@@ -83,13 +84,13 @@ class ModelRunner:
         for forward in output.forwards:
             if forward[0].is_decode:
                 last_ids = self._last_ids(forward)
-                hidden.append(self._batch.decode(forward, last_ids))
+                hidden.append(self.batch.decode(forward, last_ids))
             elif forward[0].resumes:
                 last_ids = mx.array([slice_.sequence.token_ids[-1] for slice_ in forward], dtype=mx.int32)
                 hidden += self._resume([slice_.sequence for slice_ in forward])
             else:
                 last_ids = None
-                hidden.append(self._batch.prefill(forward))
+                hidden.append(self.batch.prefill(forward))
             for row, slice_ in enumerate(forward):
                 if not (predictors := slice_.predictors):
                     continue
@@ -126,17 +127,17 @@ class ModelRunner:
                 if result.error is None and not result.is_complete and sequence.finish_reason is None:
                     self._append(found, result)
         if any(slice_.proposed_ids for slice_ in step.slices.values()):
-            self._batch.drop_rejected({one.slice.sequence: one.num_rejected for one in results.values()})
+            self.batch.drop_rejected({one.slice.sequence: one.num_rejected for one in results.values()})
         return list(results.values()) + pooling.read(step.pooled)
 
     def max_proposed(self, position: int) -> int:
         """Return how many proposed tokens after the token at `position` a step can verify."""
-        able = self._batch.max_proposed(position)
+        able = self.batch.max_proposed(position)
         return able if self.draft is None else min(able, self.draft.max_proposed(position))
 
     def release(self, sequences: list[Sequence]) -> None:
         """Drop the caches of these sequences. One without a cache is ignored."""
-        self._batch.release(sequences)
+        self.batch.release(sequences)
         for sequence in sequences:
             self._paused_rows.pop(sequence, None)
 
@@ -165,7 +166,9 @@ class ModelRunner:
         """Drop the weights and all caches, for good. What describes the model stays."""
         if self._adapters is not None:
             self._adapters.close()
-        del self._batch, self._head, self._token_ids
+        if isinstance(self.batch, LeadingBatch):
+            self.batch.close()
+        del self.batch, self._head, self._token_ids
         if self.draft is not None:
             self.draft.close()
         if self.prefix_store is not None:
@@ -191,13 +194,13 @@ class ModelRunner:
                 kept_queries.append(query)
                 kept_rows += range(start, start + len(query.positions))
             start = stop
-        self._batch.pause(late)
+        self.batch.pause(late)
         mx.async_eval([self._paused_rows[sequence] for sequence in late])
         return kept_queries, rows[mx.array(kept_rows)] if kept_rows else rows[:0]
 
     def _resume(self, sequences: list[Sequence]) -> list[mx.array]:
         """Let paused sequences decode again; return the hidden states from which they sample now."""
-        self._batch.resume(sequences)
+        self.batch.resume(sequences)
         return [self._paused_rows.pop(sequence) for sequence in sequences]
 
     def _query(self, slice_: Slice, predictors: range, row: int, last_ids: mx.array | None) -> LogprobQuery:

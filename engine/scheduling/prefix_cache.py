@@ -32,6 +32,7 @@ class Prefix:
     """A node of the tree: the tokens from the root to here, with which `num_sequences` sequences began."""
 
     __slots__ = (
+        "__weakref__",
         "cache",
         "children",
         "edge",

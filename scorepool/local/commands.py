@@ -27,6 +27,7 @@ from scorepool.local.stack import (
     certify_command,
     check_model_command,
     embedded_redis,
+    follower_command,
     model_environ,
     webhook_command,
     webhook_secret_command,
@@ -156,7 +157,23 @@ def worker(models: list[str] | None, environ: dict[str, str], rq_options: Sequen
         parsed = store.parse_models(specs, "--model" if models else "SCOREPOOL_MODELS")
     except store.SettingsError as error:
         raise CommandError(str(error)) from None
+    if settings.ranks > 1:
+        check_ranks(settings.ranks, len(specs))
+        if os.environ["MLX_RANK"] != "0":
+            [(names, source)] = parsed
+            replace_process(follower_command(names[0], source), environ)
     run_rq(worker_command(*(names for names, _ in parsed)), settings, environ, rq_options)
+
+
+def check_ranks(num_ranks: int, num_models: int) -> None:
+    """Check that this process is one of several that share one model. Raises CommandError."""
+    if num_models > 1:
+        raise CommandError(f"--ranks {num_ranks}: {num_models} models are served, expected one")
+    if not os.environ.get("MLX_RANK", "").isdecimal():
+        raise CommandError(
+            f"--ranks {num_ranks}: this process has no rank; start one on each machine with "
+            "`mlx.launch --hosts FIRST,SECOND -- scorepool worker ...`"
+        )
 
 
 @ends_in_log("webhooks")

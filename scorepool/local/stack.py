@@ -64,6 +64,11 @@ def worker_command(*models: Sequence[str]) -> list[str]:
     ]
 
 
+def follower_command(name: str, source: str) -> list[str]:
+    """Return the command of a rank of the worker that is not its first."""
+    return [sys.executable, "-m", "scorepool.worker.follow", name, source]
+
+
 def model_environ(specs: Sequence[str]) -> dict[str, str]:
     """Return the settings of a worker that name its models."""
     if len(specs) == 1:

@@ -80,7 +80,14 @@ class Model:
 
 def find(name: str) -> Model:
     """Return one of NAMES; make it if it does not exist yet."""
-    return _describe(name, _DEMO if name == "demo" else _make_random(name, _CACHE / name))
+    return _describe(name, _DEMO if name == "demo" else _make_random(name, _CACHE / name, _SHAPES[name]))
+
+
+def find_layers(number: int) -> Model:
+    """Return a model of Qwen3-0.6B's width with so many layers of 30 MiB and a small vocabulary; make it if needed."""
+    name = f"{number}layers"
+    shape = {**_SHAPES["0.6b"], "vocab_size": _SMALL["vocab_size"], "num_hidden_layers": number}
+    return _describe(name, _make_random(name, _CACHE / name, shape | {"eos_token_id": _SMALL["eos_token_id"]}))
 
 
 def _describe(name: str, folder: Path) -> Model:
@@ -138,11 +145,11 @@ def in_cycle(step: int) -> int:
     return _FIRST_ID + step % CYCLE
 
 
-def _make_random(name: str, folder: Path) -> Path:
+def _make_random(name: str, folder: Path, shape: dict[str, Any]) -> Path:
     """Make a random model whose logits are a few nats wide, with the demo model's tokenizer: other ids have no text."""
     if not folder.exists():
         torch.manual_seed(0)
-        config = AutoConfig.for_model(**_QWEN3, **_SHAPES[name])
+        config = AutoConfig.for_model(**_QWEN3 | shape)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
         model.get_input_embeddings().weight.data.normal_(0, 0.1)
         _save(model, folder)

@@ -39,6 +39,7 @@ SLOW = ("memory", "latency", "profile", "linearity", "batch_order")
             "targets",
             "many_models",
             "adapters",
+            "reload",
         ),
         *(pytest.param(name, marks=pytest.mark.soak) for name in SLOW),
     ],

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from scorepool.engine import Engine, EngineSettings, LoadError
+from scorepool.engine import Engine, EngineSettings, LoadError, Sequence
+from scorepool.engine.model import memory_budget
 from tests.tiny_models import TinyModels
 
 BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 4  # of the tiny llama: layers, keys and values, heads, head_dim, float32
@@ -37,3 +38,21 @@ def test_a_model_that_leaves_no_memory_is_refused_with_the_numbers(llama: Path):
 
     with pytest.raises(LoadError, match=rf"no memory is left .* of {2**20} bytes .* the prefix cache {2**20}"):
         Engine(settings)
+
+
+def test_other_weights_for_which_there_is_no_memory_are_refused_and_those_before_serve_on(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+):
+    engine = Engine(EngineSettings(model=str(llama)))
+    try:
+        before = engine.model_info
+        with monkeypatch.context() as patch:
+            patch.setattr(memory_budget, "_available_bytes", lambda: 2**20)
+            with pytest.raises(
+                LoadError, match=rf"no memory for a second copy of the weights: of {2**20 * 4 // 5} bytes"
+            ):
+                engine.stage_weights(str(llama), 1).result(60)
+        assert engine.add([Sequence(token_ids=[5, 6, 7], score_from=1)]).result(60)[0].model_info == before
+        assert engine.stage_weights(str(llama), 1).result(60).weights_version == 1
+    finally:
+        engine.close()

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from scorepool.api.batches.driver import Driver
 from scorepool.api.batches.services import BatchServices
-from scorepool.api.dialects import anthropic, openai, openrlhf, sglang, swift, trl, v1_score, vllm
+from scorepool.api.dialects import anthropic, generate_route, openai, openrlhf, swift, tgi, trl, v1_score, vllm
 from scorepool.api.http import errors, openapi
 from scorepool.api.http.loopback import LoopbackOnly
 from scorepool.api.http.middleware import HeadAsGet, RequestId, ShutdownMiddleware
@@ -34,6 +34,7 @@ from scorepool.api.routes import (
     operations,
     pause,
     responses,
+    text_generation_info,
     tinker,
     tokens,
     vllm_server,
@@ -53,7 +54,8 @@ DIALECTS = (
     anthropic.DIALECT,
     vllm.DIALECT,
     trl.DIALECT,
-    sglang.DIALECT,
+    generate_route.DIALECT,
+    tgi.DIALECT,
     v1_score.DIALECT,
     openrlhf.DIALECT,
     swift.DIALECT,
@@ -98,7 +100,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.scorepool = state
     app.state.live_fragments = LiveFragments(lambda: state.waiting.is_closing)
     of_jobs = (jobs, events, weights, models, adapters, files, batches, message_batches, responses, tokens, tinker)
-    for route in (*of_jobs, foreign_weights, pause, vllm_server, *WEBHOOKS, operations):
+    for route in (*of_jobs, foreign_weights, pause, vllm_server, text_generation_info, *WEBHOOKS, operations):
         app.include_router(route.router)
     for page in (overview, jobs_page, batches_page, models_page, compare, playground, docs, login):
         app.include_router(page.router)

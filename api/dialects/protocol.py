@@ -88,7 +88,7 @@ class Endpoint(ABC, Generic[Body]):
     tag: ClassVar[str] = ""  # empty: the dialect's
     example: ClassVar[Mapping[str, object] | None] = None  # a body to try
     body_type: type[Body]
-    reply_type: ClassVar[Any]  # a tuple: any of these types
+    reply_type: ClassVar[Any]  # a tuple: any of these types; None: every reply is a stream
     chunk_type: ClassVar[Any] = None  # of a stream; None: the endpoint does not stream
     foreign_fields: ClassVar[Mapping[str, object]] = {}  # fields of other servers, with the defaults that pass
     has_large_replies: ClassVar[bool] = False  # `to_reply` may take a second, so it runs in a thread
@@ -108,6 +108,10 @@ class Endpoint(ABC, Generic[Body]):
             if stripped is body:
                 raise
         return wire.parse(stripped, self.body_type, message_format)
+
+    def error_form(self, body: bytes, message_format: wire.Format) -> Literal["tgi"] | None:
+        """Return the form of the errors of a body, if it is not the one that follows from the path."""
+        return None
 
     def clamp_top_logprobs(self, body: Body, cap: int) -> Body:
         """Return the body with no more top logprobs than the cap: the same object if it has no more.
@@ -179,4 +183,5 @@ class Dialect(Struct, frozen=True, kw_only=True):
     tag: str  # the tag of its routes in /openapi.json
     endpoints: tuple[Endpoint[Any], ...]
     error_codes: dict[str, str] = {}  # the dialect's names of error codes, by our names
-    form: Literal["openai", "anthropic"] = "openai"  # of its errors and streams (api/http/error_forms.py)
+    # Of its errors and streams (api/http/error_forms.py). `openai_or_tgi`: `error_form` of the endpoint decides.
+    form: Literal["openai", "anthropic", "tgi", "openai_or_tgi"] = "openai"

@@ -1,6 +1,7 @@
-"""Encode errors in the form that the clients of a route read: OpenAI's, or Anthropic's below `/v1/messages`.
+"""Encode errors in the form that the clients of a route read: OpenAI's, Anthropic's, text-generation-inference's.
 
-The form follows from the path, so that a request which no route takes gets it too.
+Anthropic's follows from the path, `/v1/messages` and below, so that a request which no route takes gets it too. On
+`/generate` the last one follows from the body, which an endpoint has read (`scope["error_form"]`).
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from scorepool import wire
 from scorepool.wire.reply import ErrorBody
 
-Form = Literal["openai", "anthropic"]
+Form = Literal["openai", "anthropic", "tgi"]
+DeclaredForm = Form | Literal["openai_or_tgi"]
 OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 ANTHROPIC_TYPES = OPENAI_TYPES | {404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
 ANTHROPIC_PATH = "/v1/messages"
@@ -43,11 +45,27 @@ class AnthropicErrorReply(Struct, frozen=True, kw_only=True):
     request_id: Annotated[str, Meta(description="The `x-request-id` of the reply, which the server's log repeats.")]
 
 
-ERROR_TYPES: Mapping[Form, Any] = {"openai": wire.ErrorReply, "anthropic": AnthropicErrorReply}
+class TextGenerationErrorReply(Struct, frozen=True, kw_only=True):
+    """Answer outside 2xx as text-generation-inference does, so that its clients raise their own exceptions."""
+
+    error: Annotated[str, Meta(description="A sentence for people, which begins with the field at fault.")]
+    error_type: Literal["validation", "generation", "overloaded"]
+
+
+AnyErrorReply = wire.ErrorReply | AnthropicErrorReply | TextGenerationErrorReply
+ERROR_TYPES: Mapping[DeclaredForm, Any] = {
+    "openai": wire.ErrorReply,
+    "anthropic": AnthropicErrorReply,
+    "tgi": TextGenerationErrorReply,
+    "openai_or_tgi": (wire.ErrorReply, TextGenerationErrorReply),
+}
+_TGI_PATHS = ("/", "/generate_stream", "/info")
 
 
 def form_of(path: str) -> Form:
     """Return the form of errors at a path."""
+    if path in _TGI_PATHS:
+        return "tgi"
     return "anthropic" if path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/") else "openai"
 
 
@@ -64,3 +82,10 @@ def anthropic_error(status: int, message: str, field: str | None, request_id: st
     details = AnthropicErrorDetails(error_code=code) if code else UNSET
     error = AnthropicError(type=error_type, message=message, details=details)
     return AnthropicErrorReply(error=error, request_id=request_id)
+
+
+def tgi_error(status: int, message: str) -> TextGenerationErrorReply:
+    """Build the body of an error in text-generation-inference's form."""
+    if status in (429, 503):
+        return TextGenerationErrorReply(error=message, error_type="overloaded")
+    return TextGenerationErrorReply(error=message, error_type="generation" if status >= 500 else "validation")

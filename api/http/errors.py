@@ -44,7 +44,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from scorepool import wire
-from scorepool.api.http.error_forms import AnthropicErrorReply, anthropic_error, form_of, openai_error
+from scorepool.api.http.error_forms import AnyErrorReply, anthropic_error, form_of, openai_error, tgi_error
 from scorepool.api.http.formats import accepted_format, reply
 
 logger = logging.getLogger(__name__)
@@ -247,11 +247,15 @@ def error_reply(error: ApiError) -> wire.ErrorReply:
     return openai_error(error.status, error.code, error.message, error.field)
 
 
-def error_reply_to(request: Request, error: ApiError) -> wire.ErrorReply | AnthropicErrorReply:
-    """Build the body of an error in the form of the request's route."""
-    if form_of(request.url.path) == "anthropic":
-        return anthropic_error(error.status, error.message, error.field, request_id(request))
-    return error_reply(error)
+def error_reply_to(request: Request, error: ApiError) -> AnyErrorReply:
+    """Build the body of an error in the form of the request's route, or of its body."""
+    match request.scope.get("error_form") or form_of(request.url.path):
+        case "anthropic":
+            return anthropic_error(error.status, error.message, error.field, request_id(request))
+        case "tgi":
+            return tgi_error(error.status, error.message)
+        case _:
+            return error_reply(error)
 
 
 def error_response(request: Request, error: ApiError) -> Response:

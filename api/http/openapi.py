@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from scorepool import wire
-from scorepool.api.http.error_forms import ERROR_TYPES, Form
+from scorepool.api.http.error_forms import ERROR_TYPES, DeclaredForm
 from scorepool.api.http.formats import MEDIA_TYPES
 
 try:
@@ -79,7 +79,7 @@ def _event(name: str, message_type: Any) -> dict[str, Any]:
 
 
 def responses(
-    replies: Mapping[int, Any], errors: Sequence[int], events: Sequence[SseEvent] = (), form: Form = "openai"
+    replies: Mapping[int, Any], errors: Sequence[int], events: Sequence[SseEvent] = (), form: DeclaredForm = "openai"
 ) -> dict[int | str, dict[str, Any]]:
     """Build the `responses` of a route: types by status, statuses of errors in this form, the events of a stream."""
     declared: dict[int | str, dict[str, Any]] = {}
@@ -95,10 +95,12 @@ def responses(
     return declared
 
 
-def stream_events(message_type: Any, form: Form = "openai") -> list[SseEvent]:
+def stream_events(message_type: Any, form: DeclaredForm = "openai") -> list[SseEvent]:
     """List the events of a stream. OpenAI's ends with `[DONE]`, Anthropic's have the `type` of their data as names."""
     if form == "anthropic":
         return [("message", message_type), ("error", ERROR_TYPES[form])]
+    if form == "tgi":
+        return [("message", message_type), ("message", ERROR_TYPES[form])]
     return [("message", message_type), ("message", wire.ErrorReply), ("message", "[DONE]")]
 
 

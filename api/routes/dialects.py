@@ -59,6 +59,7 @@ def router_of(dialect: Dialect) -> APIRouter:
     router = APIRouter(dependencies=[Depends(known_query), *([Depends(beta)] if dialect.form == "anthropic" else ())])
     for endpoint in dialect.endpoints:
         events = () if endpoint.chunk_type is None else openapi.stream_events(endpoint.chunk_type, dialect.form)
+        replies = {} if endpoint.reply_type is None else {200: endpoint.reply_type}
         handler = _handler(endpoint, dialect.error_codes)
         for path in endpoint.other_paths:
             router.add_api_route(path, handler, methods=["POST"], include_in_schema=False)
@@ -70,7 +71,7 @@ def router_of(dialect: Dialect) -> APIRouter:
             tags=[endpoint.tag or dialect.tag],
             summary=endpoint.summary,
             description=endpoint.description,
-            responses=openapi.responses({200: endpoint.reply_type}, SYNCHRONOUS_ERRORS, events, dialect.form),
+            responses=openapi.responses(replies, SYNCHRONOUS_ERRORS, events, dialect.form),
             openapi_extra=openapi.request_body(endpoint.body_types, endpoint.example),
         )
     return router
@@ -100,8 +101,14 @@ def _handler(endpoint: AnyEndpoint, error_codes: dict[str, str]) -> Callable[...
 
 async def _read(endpoint: AnyEndpoint, request: Request, owner: str, max_bytes: int) -> Any:
     """Read and parse the body. Its bytes are not kept while its jobs run."""
+
+    def parse(content: bytes, message_format: wire.Format) -> Any:
+        if form := endpoint.error_form(content, message_format):
+            request.scope["error_form"] = form
+        return endpoint.parse(content, message_format)
+
     async with received_body(request, owner, max_bytes) as body:
-        return await body.parse(endpoint.parse)
+        return await body.parse(parse)
 
 
 async def _continued(endpoint: AnyEndpoint, body: Any, owner: str, jobs: Jobs, held: HeldResults) -> Any:

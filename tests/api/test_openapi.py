@@ -55,19 +55,24 @@ def test_the_document_is_valid_and_complete(document: dict[str, Any]):
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 77
+    assert len(operations) == 80
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
 
 def test_every_operation_declares_its_errors_and_its_authentication(document: dict[str, Any]):
     for path, methods in document["paths"].items():
-        name = "/AnthropicErrorReply" if path.startswith("/v1/messages") else "/ErrorReply"
+        names = {"/ErrorReply"}
+        if path.startswith("/v1/messages"):
+            names = {"/AnthropicErrorReply"}
+        elif path in ("/", "/generate", "/generate_stream", "/info"):
+            names = {"/TextGenerationErrorReply"} | (names if path == "/generate" else set())
         for operation in methods.values():
             assert "422" not in operation["responses"]
             for status, reply in operation["responses"].items():
                 if int(status) >= 400:
-                    assert reply["content"]["application/json"]["schema"]["$ref"].endswith(name)
+                    found = references(reply["content"]["application/json"]["schema"])
+                    assert {f"/{reference.rpartition('/')[2]}" for reference in found} == names
             if path not in ("/healthz", "/readyz", "/health", "/metrics"):
                 assert {"400", "401", "503", "500"} <= set(operation["responses"])
                 assert operation["security"]
@@ -365,7 +370,7 @@ async def call_weights(call: Callable[..., Awaitable[Any]], redis: Redis, *, key
 
 async def call_vllm_server(call: Callable[..., Awaitable[Any]], redis: Redis, *, key: str) -> None:
     """Send the requests of the routes of a vLLM server itself. The test stands for a worker that listens."""
-    for route in ("/server_info", "/get_world_size"):
+    for route in ("/server_info", "/get_world_size", "/info"):
         await call("GET", route)
         await call("GET", route, key=None)
         await call("GET", route, query="?unknown=1")
@@ -623,6 +628,8 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
             "/tokenize": ({"model": "demo", "prompt": "a"}, RESULT),
             "/detokenize": ({"model": "demo", "tokens": [1]}, RESULT),
             "/generate": ({"text": "a"}, COMPLETED),
+            "/generate_stream": ({"inputs": "a"}, COMPLETED),
+            "/": ({"inputs": "a"}, COMPLETED),
             "/infer/": (
                 {"model": "demo", "infer_requests": [{"messages": [{"role": "user", "content": "a"}]}]},
                 COMPLETED,

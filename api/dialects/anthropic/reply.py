@@ -50,9 +50,7 @@ class ThinkingTokens(Struct, frozen=True, kw_only=True):
 class MessageUsage(Struct, frozen=True, kw_only=True):
     """Count the tokens of a message. Those of its prompt are the input tokens and those that were read from a cache."""
 
-    input_tokens: Annotated[
-        int, Meta(description="Without those that were read from a cache. At the start of a stream: all.")
-    ]
+    input_tokens: Annotated[int, Meta(description="Tokens that were not read from a cache. A stream begins with all.")]
     cache_creation_input_tokens: Annotated[int, Meta(description="Always 0: not counted.")] = 0
     cache_read_input_tokens: Annotated[
         int,

@@ -44,7 +44,7 @@ class EmbeddingsRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     pooling: Annotated[Pooling | None, Meta(description="An addition. null: the model's own.")] = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: TruncatePromptTokens = None
-    truncation_side: Annotated[Side | None, Meta(description="Where a text is cut. null: right.")] = None
+    truncation_side: Annotated[Side | None, Meta(description="Side on which a text is cut. null: right.")] = None
     user: NoEffect[str] | None = None
 
     def __post_init__(self) -> None:

@@ -47,7 +47,7 @@ class GenerationRequest(SamplingRequest, frozen=True, forbid_unknown_fields=True
     regex: Annotated[Regex, Meta(description="SGLang's name of `structured_outputs.regex`.")] | None = None
     ebnf: Annotated[Grammar, Meta(description="SGLang's name of `structured_outputs.grammar`.")] | None = None
     truncate_prompt_tokens: TruncatePromptTokens = None
-    truncation_side: Annotated[Side | None, Meta(description="Where the prompt is cut. null: left.")] = None
+    truncation_side: Annotated[Side | None, Meta(description="Side on which the prompt is cut. null: left.")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -56,9 +56,9 @@ class GenerateReply(Struct, frozen=True, kw_only=True):
     text: str
     output_ids: list[int]
     meta_info: MetaInfo
-    index: Annotated[
-        int | UnsetType, Meta(description="Of a stream of several outputs: the place that the output has in a list.")
-    ] = UNSET
+    index: Annotated[int | UnsetType, Meta(description="Place of the output in a list, in a stream of several.")] = (
+        UNSET
+    )
 
 
 def to_answers(

@@ -29,7 +29,7 @@ UseActivation = Annotated[
     bool | None, Meta(description="false: logits. null is true: what the model's head makes of them.")
 ]
 PriorityNumber = Annotated[Literal[-1, 0, 1] | None, Meta(description="-1 is high, 0 and null normal, 1 low.")]
-TruncationSide = Annotated[Side | None, Meta(description="Where a text is cut. null: right.")]
+TruncationSide = Annotated[Side | None, Meta(description="Side on which a text is cut. null: right.")]
 
 
 class ClassificationRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

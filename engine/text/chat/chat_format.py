@@ -100,6 +100,7 @@ class ChatFormat:
     eos_ids: frozenset[int] = frozenset()
     tool_parser: ToolParser | None = None
     opening: bytes = b""  # the text with which an answer begins that is a call
+    opening_pattern: re.Pattern[bytes] | None = None  # that such a text matches while it grows
     names_in_header: bool = False  # the header names the called function and the text holds its arguments
     delimiter_ids: frozenset[int] = frozenset()  # tokens inside calls that are in no value
     structural_tag: StructuralTag | None = PLAIN_TEXT  # None: answers in this format cannot be constrained
@@ -146,6 +147,7 @@ def detect_chat_format(tags: ChatTags, tokenizer: Tokenizer) -> ChatFormat:
         transitions=transitions,
         tool_parser=tags.tool_parser,
         opening=tags.opening.encode(),
+        opening_pattern=None if call_format is None else call_format.opening_pattern,
         delimiter_ids=_ids_of(() if call_format is None else call_format.delimiters, vocabulary),
         structural_tag=structure,
     )

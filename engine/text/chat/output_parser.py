@@ -125,10 +125,17 @@ class OutputParser:
         if not self._opening or self._state != "content" or not self._is_blank:
             return False
         text = self._held_text()
-        return self._opening.startswith(text) or text.startswith(self._opening)
+        if self._opening.startswith(text):
+            return True
+        pattern = self.chat_format.opening_pattern
+        return text.startswith(self._opening) and (pattern is None or pattern.match(text) is not None)
 
     def _opens(self) -> bool:
-        return self._held_text().startswith(self._opening)
+        text, pattern = self._held_text(), self.chat_format.opening_pattern
+        if pattern is None:
+            return text.startswith(self._opening)
+        found = pattern.match(text)
+        return found is not None and found["opened"] is not None
 
     def _held_text(self) -> bytes:
         return b"".join(map(self._token_bytes, self._held)).lstrip()

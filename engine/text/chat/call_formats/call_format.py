@@ -44,6 +44,9 @@ class CallFormat:
 
     markers: tuple[str, str] | None = None  # the second is empty if only the end of the turn ends a call
     opening: str = ""  # the text with which an answer begins that is a call
+    opening_pattern: re.Pattern[bytes] | None = (
+        None  # that such an answer matches while it grows; `opened` when it is one
+    )
     optional_markers: tuple[str, str] | None = None  # tokens around an opened call, where the vocabulary has them
     parse: ToolParser | None = None  # None: mlx-lm's
     mlx_lm: str | None = None  # mlx-lm's name of the format, if it knows it

@@ -102,7 +102,9 @@ def _tag(start: str, end: str, _: Vocabulary) -> ToolCallTag:
     )
 
 
-_opened = partial(CallFormat, opening="[", parse=parse, tag=_tag)
+# An answer that begins with a list of another kind, or with a link, need not be held back to its end.
+_OPENING = re.compile(rb"\[\s*([^\s()\[\]{},=\"']+\s*((?P<opened>\()|$)|$)")
+_opened = partial(CallFormat, opening="[", opening_pattern=_OPENING, parse=parse, tag=_tag)
 LFM2 = CallFormat(markers=("<|tool_call_start|>", "<|tool_call_end|>"), parse=parse, tag=_tag, mlx_lm="pythonic")
 LLAMA4 = _opened(optional_markers=("<|python_start|>", "<|python_end|>"), tells=("<|header_start|>", "[func_name1("))
 PYTHONIC = _opened(tells=("[func_name1(",))

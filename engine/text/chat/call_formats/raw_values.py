@@ -10,17 +10,16 @@ The schema says what a text means: "5" is a string where the schema wants one, a
 import ast
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from scorepool.engine.errors import InvalidRequest
 from scorepool.engine.text.chat.call_formats.call_format import COMPACT, Schema, json_rule, literal
 from scorepool.engine.text.chat.call_formats.schemas import (
-    MAX_DEPTH,
+    bounds_of,
     check_keywords,
     check_types,
-    choices,
     constants,
+    leaves,
     resolve,
     type_name,
     types_of,
@@ -34,7 +33,8 @@ _STRING_KEYWORDS = ("type", "anyOf", "oneOf", "allOf", "$ref", "minLength", "max
 _ANCHORED = re.compile(r"(?P<start>\^?)(?P<body>(?:\\.|\[(?:\\.|[^\]\\])*\]|[^\\^$\[])*)(?P<end>\$?)", re.DOTALL)
 _ANY = "(.|\\n)*"
 _DIGITS = "[0-9]"
-_DATE = rf"{_DIGITS}{{4}}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_DAY = r"(0[1-9]|[12][0-9]"  # and more, as the month has
+_DATE = rf"{_DIGITS}{{4}}-((0[13578]|1[02])-{_DAY}|3[01])|(0[469]|11)-{_DAY}|30)|02-{_DAY}))"
 _TIME = rf"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.{_DIGITS}+)?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _FORMATS = {
@@ -93,7 +93,7 @@ def value_rules(rule: str, schema: Any, root: Schema, strict: bool, end: str, ne
     if "string" not in types and constants(schema) is None:
         return [f"{rule}: {rule}_json {literal(end)}", f"{rule}_json: {_json(schema, root, strict)}"]
     alternatives, rules = list[str](), list[str]()
-    for index, leaf in enumerate(_leaves(schema, root)):
+    for index, leaf in enumerate(leaves(schema, root)):
         if (values := constants(leaf)) is not None:
             alternatives += [literal(_written(value) + end) for value in values]
             continue
@@ -108,19 +108,6 @@ def value_rules(rule: str, schema: Any, root: Schema, strict: bool, end: str, ne
             alternatives.append(f"{rule}_json_{index} {literal(end)}")
             rules.append(f"{rule}_json_{index}: {_json({**leaf, 'type': _as_listed(json_types)}, root, strict)}")
     return [f"{rule}: {' | '.join(alternatives)}", *rules]
-
-
-def _leaves(schema: Any, root: Schema, depth: int = 0) -> Iterator[Schema]:
-    """Yield the schemas of which one holds."""
-    schema = resolve(schema, root)
-    several = None if constants(schema) is not None else choices(schema)
-    if several is None:
-        yield schema
-        return
-    if depth > MAX_DEPTH:
-        raise InvalidRequest("a schema is nested too deeply")
-    for each in several:
-        yield from _leaves(each, root, depth + 1)
 
 
 def _as_listed(types: frozenset[str]) -> list[str]:
@@ -140,7 +127,7 @@ def _json(schema: Schema, root: Schema, strict: bool) -> str:
 
 def _text_terminal(schema: Schema, others: frozenset[str], strict: bool, end: str, never: str) -> str:
     """Return the terminal of a string and its end. The string is no other value of the schema."""
-    if not others:
+    if types_of(schema, {}) <= {"string", *_WORDS}:  # else the grammar of JSON checks them
         check_keywords(schema, _STRING_KEYWORDS, strict)
     found, ending = string_patterns(schema, strict, end, never), _escaped(end)
     if others - _WORDS.keys():
@@ -165,10 +152,8 @@ def string_patterns(schema: Schema, strict: bool, end: str, never: str) -> list[
 
 
 def _length(schema: Schema) -> str:
-    least, most = schema.get("minLength"), schema.get("maxLength")
-    if least is None and most is None:
-        return "*"
-    return f"{{{least or 0},{'' if most is None else most}}}"
+    least, most = bounds_of(schema, "minLength", "maxLength")
+    return "*" if (least, most) == (0, None) else f"{{{least},{'' if most is None else most}}}"
 
 
 def _pattern(schema: Schema, strict: bool) -> str | None:
@@ -179,8 +164,10 @@ def _pattern(schema: Schema, strict: bool) -> str | None:
         if strict:
             raise InvalidRequest(f"Unknown format: {told}")
     pattern = schema.get("pattern")
-    if not isinstance(pattern, str):
+    if pattern is None:
         return None
+    if not isinstance(pattern, str):
+        raise InvalidRequest(f"pattern is {str(pattern)[:40]!r}, expected a regular expression")
     found = _ANCHORED.fullmatch(pattern)
     if found is None:
         if strict:

@@ -7,6 +7,7 @@ from scorepool.engine.errors import InvalidRequest
 from scorepool.engine.text.chat.call_formats.call_format import COMPACT, Schema, json_rule
 from scorepool.engine.text.chat.call_formats.schemas import (
     additional_of,
+    bounds_of,
     check_keywords,
     check_types,
     choices,
@@ -125,10 +126,10 @@ class SchemaRules:
         check_types(types)
         names = sorted(types - {"integer"} if "number" in types else types)
         followed = {"type"}.union(*(_CONSTRAINTS[name] for name in names))
+        check_keywords(schema, followed, self._strict)
         if len(names) == len(_CONSTRAINTS) - 1 and not schema.keys() & followed - {"type"}:
             self._add(rule, self._any_value())
             return
-        check_keywords(schema, followed, self._strict)
         alternatives = list[str]()
         for name in names:
             typed = {"type": name} | {key: schema[key] for key in _CONSTRAINTS[name] if key in schema}
@@ -155,8 +156,11 @@ class SchemaRules:
         return rule
 
     def _add_array(self, rule: str, schema: Schema) -> None:
-        item = self.add_value(f"{rule}_item", schema.get("items", {}))
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        items = schema.get("items", {})
+        if self._strict and not isinstance(items, Mapping | bool):
+            raise InvalidRequest("items is a list, and must be a schema in these calls")
+        item = self.add_value(f"{rule}_item", items)
+        least, most = bounds_of(schema, "minItems", "maxItems")
         if most == 0:
             self._add(rule, '"[]"')
             return

@@ -7,7 +7,7 @@ from scorepool.engine.errors import InvalidRequest
 from scorepool.engine.text.chat.call_formats.call_format import Schema
 
 TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
-MAX_DEPTH = 32  # of references and choices that are followed
+MAX_DEPTH = 32  # of references that lead to references
 _IDENTIFIERS = frozenset(("$anchor", "$comment", "$defs", "$id", "$schema", "definitions", "x-guidance"))
 _ANNOTATIONS = _IDENTIFIERS.union(
     ("default", "deprecated", "description", "discriminator", "examples", "nullable", "readOnly", "strict", "title"),
@@ -21,6 +21,8 @@ def resolve(schema: Any, root: Schema) -> Schema:
     Raises InvalidRequest for a reference that leads nowhere.
     """
     for _ in range(MAX_DEPTH):
+        if schema is False:
+            raise InvalidRequest("the schema false allows no value")
         if not isinstance(schema, Mapping):
             return {}
         reference = schema.get("$ref")
@@ -59,18 +61,53 @@ def constants(schema: Schema) -> Sequence[Any] | None:
     return found if isinstance(found, Sequence) and not isinstance(found, str) and found else None
 
 
-def types_of(schema: Any, root: Schema, depth: int = 0) -> frozenset[str]:
+def leaves(schema: Any, root: Schema) -> Iterator[Schema]:
+    """Yield the schemas without choices of which one holds. Each reference is followed once. Raises InvalidRequest."""
+    waiting, followed = [schema], set[str]()
+    while waiting:
+        found = waiting.pop(0)
+        reference = found.get("$ref") if isinstance(found, Mapping) else None
+        if isinstance(reference, str):
+            if reference in followed:
+                continue
+            followed.add(reference)
+        found = resolve(found, root)
+        several = None if constants(found) is not None else choices(found)
+        if several is None:
+            yield found
+        else:
+            waiting += several
+
+
+def types_of(schema: Any, root: Schema) -> frozenset[str]:
     """Return the JSON types that the schema allows; all of them if it does not say. Raises InvalidRequest."""
-    schema = resolve(schema, root)
-    if depth > MAX_DEPTH:
-        raise InvalidRequest("a schema is nested too deeply")
-    if (values := constants(schema)) is not None:
+    return frozenset().union(*(_types_of_leaf(leaf) for leaf in leaves(schema, root)))
+
+
+def _types_of_leaf(leaf: Schema) -> frozenset[str]:
+    if (values := constants(leaf)) is not None:
         return frozenset(type_name(value) for value in values)
-    if (several := choices(schema)) is not None:
-        return frozenset().union(*(types_of(each, root, depth + 1) for each in several))
-    told = schema.get("type")
-    names = frozenset([told] if isinstance(told, str) else told if isinstance(told, list) else TYPES)
+    told = leaf.get("type")
+    names = frozenset([told] if isinstance(told, str) else map(str, told) if isinstance(told, list) else TYPES)
     return names | {"integer"} if "number" in names else names
+
+
+def limit_of(schema: Schema, keyword: str) -> int | None:
+    """Return a limit of a length, None if there is none. Raises InvalidRequest."""
+    found = schema.get(keyword)
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+        raise InvalidRequest(f"{keyword} is {str(found)[:40]!r}, expected a whole number from 0 on")
+    return found
+
+
+def bounds_of(schema: Schema, least_keyword: str, most_keyword: str) -> tuple[int, int | None]:
+    """Return the least and the greatest length. Raises InvalidRequest."""
+    least, most = limit_of(schema, least_keyword) or 0, limit_of(schema, most_keyword)
+    if most is not None and least > most:
+        raise InvalidRequest(f"{least_keyword} is {least}, and {most_keyword} is {most}")
+    return least, most
 
 
 def type_name(value: Any) -> str:

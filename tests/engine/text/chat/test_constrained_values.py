@@ -27,6 +27,14 @@ SCHEMA: dict[str, Any] = {
         "text": {"type": "string", "minLength": 1, "maxLength": 4},
         "unit": {"enum": ["C", "F, or K"]},
         "code": {"type": "string", "pattern": "^[a-c]{2}$"},
+        "day": {"type": "string", "format": "date"},
+        "either": {
+            "anyOf": [
+                {"type": "boolean"},
+                {"type": "string", "maxLength": 3},
+                {"type": "array", "items": {}, "maxItems": 0},
+            ]
+        },
         "number": {"type": "number", "minimum": 0, "maximum": 10},
         "sure": {"type": "boolean"},
         "note": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]},
@@ -70,7 +78,7 @@ def walk(name: str, schema: dict[str, Any], seed: int) -> list[Any]:
 @pytest.mark.parametrize("name", [*NOT_JSON, *NESTED])
 def test_whatever_the_grammar_allows_is_a_call_whose_arguments_are_valid(name: str, seed: int):
     for arguments in walk(name, SCHEMA, seed):
-        jsonschema.validate(arguments, SCHEMA)
+        jsonschema.validate(arguments, SCHEMA, format_checker=jsonschema.FormatChecker())
 
 
 @pytest.mark.parametrize("name", [*NOT_JSON, *NESTED])
@@ -84,6 +92,15 @@ def test_a_function_without_arguments_is_called_without(name: str):
     [
         ({"type": "foo"}, "Invalid type: foo"),
         ({"type": "string", "format": "nope"}, "Unknown format: nope"),
+        ({"type": "string", "pattern": "(?=a)b"}, ""),
+        ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "uniqueItems"),
+        ({"not": {"type": "string"}}, "not"),
+        ({"type": "string", "minLength": "x"}, ""),
+        ({"type": "string", "minLength": 3, "maxLength": 2}, ""),
+        ({"type": "string", "pattern": 5}, ""),
+        ({"type": "array", "items": {"type": "string"}, "minItems": "x"}, ""),
+        ({"type": ["string", "null"], "contentEncoding": "base64"}, "contentEncoding"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
         ({"$ref": "#/$defs/nope"}, "leads nowhere"),
         ({"$ref": "#/properties/a"}, "lead back to themselves"),
     ],
@@ -94,3 +111,17 @@ def test_what_a_grammar_cannot_follow_is_refused_with_the_functions_name(
     function = Function(name="fly", parameters={"properties": {"a": schema}}, strict=True)
     with pytest.raises(InvalidRequest, match=f"^the parameters of 'fly': .*{reason}"):
         compile_constraint(chat_codec_of(name), StructuredOutputSpec(functions=[function]), generation_prompt_of(name))
+
+
+@pytest.mark.parametrize("name", [*NOT_JSON, *NESTED])
+def test_references_that_double_cost_nothing(name: str):
+    """2**40 choices, if each were followed."""
+    definitions = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)}
+    parameters = {
+        "properties": {"a": {"$ref": "#/$defs/d0"}},
+        "$defs": definitions | {"d40": {"anyOf": [{"type": "integer"}, {"type": "null"}]}},
+        "required": ["a"],
+    }
+    function = Function(name="look", parameters=parameters)
+    spec = StructuredOutputSpec(functions=[function], must_call=True)
+    assert compile_constraint(chat_codec_of(name), spec, generation_prompt_of(name)).token_bitmask([])

@@ -1,5 +1,6 @@
 """The format of a model's calls and reasoning can be chosen by name, where its template does not tell it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,16 @@ def test_a_model_that_writes_headers_has_no_other_format(parsers: dict[str, str]
 def test_an_unknown_name_is_refused_with_those_that_are_known(field: str, tmp_path: Path):
     with pytest.raises(LoadError, match=rf"{field} is 'x', expected one of auto, none, deepseek_"):
         codec_of("json_tools", tmp_path, **{field: "x"})
+
+
+def test_phi_may_write_its_calls_between_tokens(tmp_path: Path):
+    sample = replace(SAMPLES["phi4_mini_json"], tokens=("<|tool_call|>", "<|/tool_call|>"))
+    save_tokenizer(sample, "", tmp_path)
+    codec = load_chat_codec(tmp_path, {}, tool_parser="phi4_mini_json")
+    call = sample.look.removeprefix("functools")
+    assert calls_in(codec, f"<|tool_call|>{call}<|/tool_call|>{EOS}") == [LOOK]
+
+
+def test_every_name_is_in_the_documents(root: Path):
+    text = (root / "docs" / "openai.md").read_text()
+    assert [name for name in (*NAMES, *REASONING_PARSERS[2:]) if f"`{name}`" not in text] == []

@@ -58,6 +58,31 @@ def test_llama_may_mark_a_call():
     assert ParsedAnswer("llama3_json", f"<|python_tag|>{sample.both}{EOS}").calls == [LOOK, COUNT]
 
 
+def test_llama4_may_mark_a_call():
+    sample = OPENED_FORMATS["llama4_pythonic"]
+    for text in (f"<|python_start|>{sample.both}<|python_end|>{EOS}", f"{sample.both}<|python_end|>{EOS}"):
+        parsed = ParsedAnswer("llama4_pythonic", text)
+        assert parsed.calls == [LOOK, COUNT]
+        assert parsed.text_of("content") == ""
+
+
+def test_a_list_that_is_no_call_is_not_held_back():
+    codec = chat_codec_of("pythonic")
+    for text, num_held in (
+        ("[1, 2", 0),
+        ("[Bern](x", 0),
+        ("[]", 0),
+        ("[look", 5),
+        ("[ look ", 7),
+        ("[look(", 6),
+        ("[", 1),
+    ):
+        parser = codec.output_parser([])
+        for token_id in ids_of("pythonic", text):
+            parser.read(token_id)
+        assert len(text) - parser.num_final == num_held, text
+
+
 @pytest.mark.parametrize("name", OPENED_FORMATS)
 def test_final_channels_never_change(name: str):
     sample = OPENED_FORMATS[name]

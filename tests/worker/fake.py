@@ -82,6 +82,9 @@ class FakeTokenizer(Tokenizer):
         ids = [257, *kept.encode()]
         return ids + list((prompt[len(kept) :] + completion).encode()), len(ids), True
 
+    def digest(self) -> str:
+        return "fake"
+
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b""
 

@@ -30,7 +30,7 @@ async def test_an_error_is_the_last_event_of_a_stream(error: Exception, code: st
         await EventStream(Request(scope, receive), messages(), last=b"data: [DONE]\n\n")(scope, receive, send)
 
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
-        first, last = (await http.get("/")).text.strip().split("\n\n")
+        first, last = (await http.get("/events")).text.strip().split("\n\n")
 
     assert first == "data: {}"
     error_body = json.loads(last.removeprefix("data: "))["error"]

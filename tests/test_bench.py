@@ -20,7 +20,10 @@ def logs_of_other_tests() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-SLOW = ("memory", "latency", "profile", "linearity", "batch_order")
+SLOW = (
+    *("adapters", "batch_order", "job_queue", "latency", "linearity", "many_models", "memory", "profile"),
+    *("reload", "result_cache", "targets"),
+)
 
 
 @pytest.mark.parametrize(
@@ -33,13 +36,7 @@ SLOW = ("memory", "latency", "profile", "linearity", "batch_order")
             "speculation",
             "prefix_store",
             "through_queue",
-            "result_cache",
-            "job_queue",
             "client_decoding",
-            "targets",
-            "many_models",
-            "adapters",
-            "reload",
         ),
         *(pytest.param(name, marks=pytest.mark.soak) for name in SLOW),
     ],
@@ -56,6 +53,7 @@ def test_a_quick_run_prints_ratios(
     assert "nan" not in printed
 
 
+@pytest.mark.soak
 def test_agreement_prints_its_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(sys, "argv", ["agreement", "--quick"])
     importlib.import_module("bench.agreement").main()

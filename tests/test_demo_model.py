@@ -153,6 +153,7 @@ def test_training_predicts_each_token_of_its_stream_at_most_once():
     assert len(targets.unique()) == len(targets) > 0.9 * len(tokens)
 
 
+@pytest.mark.soak
 def test_the_card_states_the_perplexity_of_the_weights():
     card = (DEMO / "README.md").read_text()
     stated = re.search(r"\| all \| ([\d.]+) \|", card)
@@ -161,6 +162,7 @@ def test_the_card_states_the_perplexity_of_the_weights():
     assert perplexity(DEMO, PASSAGES) == pytest.approx(float(stated[1]), rel=0.02)
 
 
+@pytest.mark.soak
 def test_real_text_scores_1_5_nats_a_token_above_the_same_words_shuffled(tokenizer, model):
     real = [logprobs(model, tokenizer.encode(passage.text)) for passage in PROSE]
     shuffled = [logprobs(model, tokenizer.encode(shuffled_words(passage.text))) for passage in PROSE]
@@ -169,6 +171,7 @@ def test_real_text_scores_1_5_nats_a_token_above_the_same_words_shuffled(tokeniz
     assert all(one.mean() > other.mean() for one, other in zip(real, shuffled, strict=True))
 
 
+@pytest.mark.soak
 def test_the_true_continuation_ranks_above_continuations_of_other_texts(tokenizer, model):
     texts = [ids for passage in PROSE if len(ids := tokenizer.encode(passage.text)) >= 150]
     prompts, continuations = [ids[:120] for ids in texts], [ids[120:150] for ids in texts]

@@ -50,7 +50,7 @@ def adapted(tiny_models: TinyModels, tmp_path_factory: pytest.TempPathFactory) -
     return save
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen3"])
+@pytest.mark.parametrize("model", [pytest.param("llama", marks=pytest.mark.soak), "qwen3"])
 def test_a_mixed_queue_of_500_equals_peft(
     model: str, adapted: Callable[..., Path], tiny_models: TinyModels, open_engine: Callable[..., Engine]
 ):

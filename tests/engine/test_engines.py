@@ -136,6 +136,7 @@ def test_three_models_in_one_process_compute_what_transformers_computes(
     assert infos == {name: engine.model_info for name, engine in engines.items()}
 
 
+@pytest.mark.soak
 def test_the_memory_of_the_loaded_models_stays_within_the_budget(folders: dict[str, Path], opened: Open):
     engines = opened(folders)
     memory_bytes = budget_for_one(engines)

@@ -177,6 +177,7 @@ def test_exact_mode_is_the_same_to_the_bit(
     assert_invariant(engine_of, alone, mode="exact", **batch)
 
 
+@pytest.mark.soak
 def test_the_wheels_blas_is_the_same_to_the_bit(root: Path):
     """Run in a new process in which no other BLAS is loaded."""
     test = "tests/engine/test_invariance.py::test_a_sequence_is_the_same_alone_and_in_any_batch"

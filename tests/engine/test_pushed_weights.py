@@ -15,6 +15,7 @@ from scorepool.engine import Engine, EngineSettings, LoadError, Sampling, Sequen
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.engine.test_engine import FakeRunner, generating, scored
 
+SLOW_TO_LOAD = ("llama", "gpt2", "mamba2", "phi3_longrope")
 PROMPT = list(range(5, 45))
 
 
@@ -47,7 +48,10 @@ def some_groups() -> list[list[Sequence]]:
     ]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "qwen3_moe", "gemma3", "mamba2", "phi3_longrope"])
+@pytest.mark.parametrize(
+    "name",
+    [*("qwen3", "qwen3_moe", "gemma3"), *(pytest.param(name, marks=pytest.mark.soak) for name in SLOW_TO_LOAD)],
+)
 def test_results_after_a_switch_are_those_of_transformers_with_the_new_weights(
     name: str, folder_of: Callable[[str], Path], open_engine: Callable[..., Engine], tmp_path: Path
 ):

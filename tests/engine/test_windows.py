@@ -56,6 +56,7 @@ def assert_right(engine: Engine, oracle: Oracle, sequences: list[Sequence]) -> N
 
 @settings(max_examples=60)
 @given(**batches)
+@pytest.mark.soak
 def test_every_entry_is_right_in_any_batch(
     engine_of: Callable[..., Engine],
     oracle_of: Callable[[str], Oracle],

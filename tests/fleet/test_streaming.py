@@ -244,6 +244,7 @@ def test_a_takeover_with_other_tokens_says_that_the_stream_began_again(setup: Ma
         assert "generated other tokens" in end["error"]["message"]
 
 
+@pytest.mark.soak
 def test_a_client_that_reconnects_after_a_takeover_with_other_tokens_is_told(setup: MakeSetup):
     with setup(TEXT) as one:
         job_id = one.submit(200)

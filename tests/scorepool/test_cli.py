@@ -61,7 +61,9 @@ def test_the_demo_shows_the_main_job_and_leaves_nothing_behind(tmp_path: Path):
     assert processes_of(tmp_path) == []
 
 
-@pytest.mark.parametrize(("stop_signal", "level"), [(signal.SIGINT, "eRror"), (signal.SIGTERM, "Info")])
+@pytest.mark.parametrize(
+    ("stop_signal", "level"), [pytest.param(signal.SIGINT, "eRror", marks=pytest.mark.soak), (signal.SIGTERM, "Info")]
+)
 def test_serve_runs_until_it_is_stopped_and_logs_at_a_level_in_any_case(
     tmp_path: Path, stop_signal: signal.Signals, level: str
 ):

@@ -3,8 +3,9 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,10 @@ COMMANDS = {
 }
 OTHERS = ("nobody:right@", "")  # wrong credentials; the commands have one way to check them
 MALFORMED = ["redis://:secret@127.0.0.1:port/0", "redis://:secret@127.0.0.1:1?nonsense=1"]  # tests/store has many more
+
+
+def in_soak(cases: Iterable[tuple[str, ...]]) -> list[Any]:
+    return [pytest.param(*case, marks=pytest.mark.soak) for case in cases]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +57,12 @@ def stderr_of(command: str, redis_url: str, state: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("command", "credentials"), [*((command, ":wrong@") for command in COMMANDS), *(("api", one) for one in OTHERS)]
+    ("command", "credentials"),
+    [
+        ("worker", ":wrong@"),
+        *(("api", one) for one in OTHERS),
+        *in_soak((command, ":wrong@") for command in COMMANDS if command != "worker"),
+    ],
 )
 def test_a_wrong_password_stops_the_process(command: str, credentials: str, protected: str, tmp_path: Path):
     [line] = stderr_of(command, f"unix://{credentials}{protected}", tmp_path).splitlines()
@@ -60,7 +70,12 @@ def test_a_wrong_password_stops_the_process(command: str, credentials: str, prot
 
 
 @pytest.mark.parametrize(
-    ("command", "url"), [*((command, MALFORMED[0]) for command in COMMANDS), ("api", MALFORMED[1])]
+    ("command", "url"),
+    [
+        ("api", MALFORMED[0]),
+        ("api", MALFORMED[1]),
+        *in_soak((command, MALFORMED[0]) for command in COMMANDS if command != "api"),
+    ],
 )
 def test_a_malformed_url_stops_the_process(command: str, url: str, tmp_path: Path):
     [line] = stderr_of(command, url, tmp_path).splitlines()
@@ -68,7 +83,7 @@ def test_a_malformed_url_stops_the_process(command: str, url: str, tmp_path: Pat
     assert "secret" not in line
 
 
-@pytest.mark.parametrize("command", ["serve", "worker", "worker --webhooks"])
+@pytest.mark.parametrize("command", ["serve", *in_soak([("worker",), ("worker --webhooks",)])])
 def test_a_url_at_which_no_redis_answers_stops_the_process(command: str, tmp_path: Path):
     [line] = stderr_of(command, "redis://:secret@127.0.0.1:1", tmp_path).splitlines()
     assert line.startswith("scorepool: SCOREPOOL_REDIS_URL: no Redis answers at the URL: ")

@@ -376,6 +376,7 @@ def test_results_are_verified_on_this_machine(stack: Stack, client: Client, root
 
 
 @pytest.mark.parametrize("stack", ["default"], indirect=True)
+@pytest.mark.soak
 def test_a_model_that_did_not_compute_the_result_confirms_nothing(
     stack: Stack, client: Client, root: Path, tmp_path: Path, state: Path
 ):

@@ -219,11 +219,13 @@ def check_types(plain: Path, folder: Path, script: str) -> subprocess.CompletedP
     return run(*mypy, "--python-executable", plain / "python", "script.py", cwd=folder)
 
 
+@pytest.mark.soak
 def test_a_users_script_is_type_checked(plain: Path, tmp_path: Path):
     done = check_types(plain, tmp_path, USER_SCRIPT)
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.soak
 def test_a_mistake_in_a_users_script_is_a_type_error(plain: Path, tmp_path: Path):
     mistakes = [
         'client.score("demo", [("a", "b")], top_logprob=2)',

@@ -29,7 +29,7 @@ def short_model(root: Path, folder: Path) -> Path:
 @pytest.mark.parametrize(
     "options",
     [
-        ("--phases", "fuzzing", "--max-examples", "2", "--seed", "1"),
+        ("--phases", "fuzzing", "--max-examples", "1", "--seed", "1"),
         pytest.param(
             ("--phases", "coverage,fuzzing,stateful", "--max-examples", "100"),
             marks=[pytest.mark.soak, pytest.mark.timeout(3600)],

@@ -19,6 +19,7 @@ OF_TODAY = list(FAMILIES)[5 * DAY % len(FAMILIES)]  # neighbours are alike
 
 @pytest.mark.timeout(600)  # a family with many bases takes most of a minute
 @pytest.mark.parametrize("family", [OF_TODAY])
+@pytest.mark.soak
 def test_no_change_of_a_setting_is_served_and_wrong(family: str):
     try:
         findings = list(survey(FAMILIES[family], seed=DAY, checks_settings=True))
@@ -29,6 +30,7 @@ def test_no_change_of_a_setting_is_served_and_wrong(family: str):
     assert refused == {base for base, way in WAYS[family].items() if not way["mode"]}
 
 
+@pytest.mark.soak
 def test_the_survey_finds_a_setting_that_the_engine_ignores(monkeypatch: pytest.MonkeyPatch):
     """Without the table, mlx-lm follows a setting that transformers does not know."""
     monkeypatch.setattr(run, "LENGTHS", (9,))

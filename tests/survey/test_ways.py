@@ -11,6 +11,7 @@ from survey.families import FAMILIES
 from survey.ways import Outcome
 
 
+@pytest.mark.soak
 def test_the_ways_of_a_family_are_compared_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ways, "RESULTS", tmp_path / "results" / "ways.json")
     with EngineProcess() as process:

@@ -202,6 +202,7 @@ def test_the_samples_of_a_prompt_compute_it_once(policy: Path, served: Stack, tm
 
 
 @pytest.mark.parametrize("num_steps", [10, pytest.param(30, marks=pytest.mark.soak)])
+@pytest.mark.soak
 def test_each_step_generates_with_its_own_weights_though_the_worker_is_killed(
     policy: Path, served: Stack, tmp_path: Path, num_steps: int
 ):

@@ -7,6 +7,8 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from scorepool import Client, Score, ScoreItem, wire
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
@@ -40,6 +42,7 @@ def check(found: list[wire.Progress]) -> None:
         assert one.num_items_done * (LENGTH + 2) <= one.num_tokens_done <= one.num_tokens
 
 
+@pytest.mark.soak
 def test_progress_is_reported_through_a_takeover(root: Path, tmp_path: Path):
     environ = {"SCOREPOOL_PORT": str(free_port()), "SCOREPOOL_MAX_BATCH_TOKENS": "128"}
     model = f"demo={root / 'scorepool' / 'models' / 'demo'}"

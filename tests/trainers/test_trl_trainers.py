@@ -133,7 +133,7 @@ def arguments(path: Path, url: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("beta", "top"), [(0.0, 16), (0.5, 1)])
+@pytest.mark.parametrize(("beta", "top"), [pytest.param(0.0, 16, marks=pytest.mark.soak), (0.5, 1)])
 def test_server_distillation_loses_what_a_local_teacher_costs(
     served: Stack, demo: Path, teacher: Any, tmp_path: Path, beta: float, top: int
 ):
@@ -153,6 +153,7 @@ def test_server_distillation_loses_what_a_local_teacher_costs(
     assert len(set(found)) > STEPS // 2
 
 
+@pytest.mark.soak
 def test_iw_opd_loses_what_a_local_teacher_costs(served: Stack, demo: Path, teacher: Any, tmp_path: Path):
     chats = [[{"role": "user", "content": text}, {"role": "assistant", "content": "no"}] for text in TEXTS * 20]
     data = Dataset.from_dict({"messages": chats})

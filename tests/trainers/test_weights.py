@@ -187,6 +187,7 @@ def test_a_model_that_nobody_serves_has_no_weights(http: httpx.Client):
     assert http.post("/v1/models/none/weights", json={"path": "/x"}).status_code == 404
 
 
+@pytest.mark.soak
 def test_two_hundred_jobs_over_five_reloads_are_transformers_with_the_weights_of_their_stamps(
     fleet: Fleet, http: httpx.Client
 ):

@@ -6,6 +6,7 @@ from survey.families import FAMILIES
 from survey.run import survey
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ["nanochat", "recurrent_gemma"])
 def test_the_configured_epsilon_of_the_norms_is_computed(name: str):
     tried = [found for found in survey(FAMILIES[name], 0, checks_settings=False, only="rms_norm_eps") if found.matters]

@@ -46,12 +46,12 @@ def verification(folder: Path, certificate: Certificate, **settings: str) -> Ver
     ("name", "settings"),
     [
         ("llama", {"dtype": "float32"}),
-        ("llama", {"dtype": "bfloat16"}),
+        pytest.param("llama", {"dtype": "bfloat16"}, marks=pytest.mark.soak),
         pytest.param("qwen3", {"dtype": "float16"}, marks=pytest.mark.soak),
-        ("gemma3", {"dtype": "float32", "mode": "exact"}),
+        pytest.param("gemma3", {"dtype": "float32", "mode": "exact"}, marks=pytest.mark.soak),
         pytest.param("gemma2", {"dtype": "float32"}, marks=pytest.mark.soak),
         ("qwen3_moe", {"dtype": "float32"}),
-        ("mamba2", {"dtype": "float32"}),
+        pytest.param("mamba2", {"dtype": "float32"}, marks=pytest.mark.soak),
     ],
 )
 def test_a_right_model_is_verified_as_it_is_served(tiny_models: TinyModels, name: str, settings: dict[str, str]):
@@ -64,7 +64,7 @@ def test_a_right_model_is_verified_as_it_is_served(tiny_models: TinyModels, name
     assert verification(tiny_models(name), certificate, **settings).by == "ann@mac"
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.soak)])
 def test_a_quantised_model_is_compared_with_the_weights_that_it_stands_for(
     tiny_models: TinyModels, tmp_path: Path, bits: int
 ):

@@ -158,6 +158,7 @@ def test_two_clients_that_wait_for_each_job_share_the_memory_by_turns(redis: Red
     assert max(max(waits_s["teacher"]), max(waits_s["student"])) < 5
 
 
+@pytest.mark.soak
 def test_kill_9_loses_no_job_and_a_worker_of_one_of_the_models_takes_its_jobs(
     redis: Redis, workers: Workers, start: Start, folders: dict[str, Path]
 ):
@@ -176,6 +177,7 @@ def test_kill_9_loses_no_job_and_a_worker_of_one_of_the_models_takes_its_jobs(
     assert all(isinstance(outcome(redis, job_id), wire.Result) for listed in ids.values() for job_id in listed)
 
 
+@pytest.mark.soak
 def test_a_worker_that_has_the_weights_gets_the_jobs(redis: Redis, workers: Workers, start: Start):
     """The other one, whose memory another model has, leaves them to it."""
     start("teacher", "student", name="both", **HOLDS_ONE)

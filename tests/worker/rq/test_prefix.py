@@ -7,6 +7,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 from redis import Redis
 
 from tests.worker.conftest import Workers, until
@@ -76,6 +77,7 @@ def test_two_deployments_on_one_database_do_not_share_jobs(redis: Redis, redis_u
     assert not redis.exists("other:models")  # the worker of the other deployment has ended
 
 
+@pytest.mark.soak
 def test_two_deployments_on_one_database_send_their_own_webhooks_only(
     redis: Redis, redis_url: str, root: Path, workers: Workers
 ):

@@ -19,6 +19,7 @@ from scorepool.worker import Queue
 from tests.worker.conftest import Workers, done, failure, generate, outcome, status, submit, until
 
 
+@pytest.mark.soak
 def test_suspend_and_resume(redis: Redis, workers: Workers):
     running = [submit(redis, generate(max_tokens=200)) for _ in range(8)]
     workers.start("--name", "mac")

@@ -161,7 +161,8 @@ def test_a_stream_of_reasoning_and_calls_adds_up_to_the_response(scripted_sdk: O
         final = stream.get_final_response()
 
     assert final.usage.input_tokens_details.cached_tokens == final.usage.input_tokens  # the first call computed them
-    final.usage.input_tokens_details.cached_tokens = 0
+    for response in (final, whole):  # another test may have computed the prompt before
+        response.usage.input_tokens_details.cached_tokens = 0
     assert without_ids(final) == without_ids(whole)
     assert [event.item.type for event in events if event.type == "response.output_item.done"] == [
         "reasoning",

@@ -1,6 +1,7 @@
 """The status of a stream of several prompts waits until each has begun, so that a refused one has its own status."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -62,7 +63,7 @@ async def test_no_token_is_lost_while_the_status_waits(serving: Serving, worker:
         reply = await replying
 
     assert reply.status_code == 200
-    assert reply.text.count('"text":"a"') == 3
+    assert "".join(re.findall('"text":"(a*)"', reply.text)) == "aaa"  # tokens that came together are one event
     assert reply.text.count('"finish_reason":"stop"') == 2
     assert reply.text.endswith("data: [DONE]\n\n")
 

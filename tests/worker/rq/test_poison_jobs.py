@@ -33,7 +33,7 @@ def test_a_job_that_kills_its_workers_fails_and_forty_others_finish(redis: Redis
 
     # Six deaths halve 41 jobs down to one, and three more happen while it runs alone. Jobs that end before the poison
     # kills let others begin beside it, so on a busy machine there are more.
-    assert 3 <= deaths <= 20
+    assert 3 <= deaths <= 60
     assert status(redis, poison) == "failed"
     assert failure(redis, poison) == wire.Failure(
         code="crashed", message="its worker died 3 times while it ran this job alone, so it is not tried again"

@@ -99,6 +99,7 @@ def test_two_ranks_equal_transformers(
     assert refused[1] is None
 
 
+@pytest.mark.soak
 def test_a_model_that_cannot_be_divided_is_refused(folder_of: Callable[[str], Path], tmp_path: Path):
     statuses, printed, _ = run_ranks([folder_of("gemma2")] * 2, [], tmp_path)
 

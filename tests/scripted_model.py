@@ -1,7 +1,8 @@
 """A tiny model that generates a script: after each token the one that follows it in the script.
 
 Attention and MLP add nothing, the embedding of each token is its own unit vector, and the head maps it to the next
-token. A script holds each token at most once. If the next token is not allowed, the others are equally likely.
+token, so a token is followed by one other at most, in all scripts. If the next token is not allowed, the others are
+equally likely.
 """
 
 from itertools import pairwise
@@ -34,14 +35,14 @@ _NOTHING = 1e-30  # the engine refuses a matrix of zeros
 _CERTAIN = 5.0  # times sqrt(width): the logit of the next token; all others are 0
 
 
-def build(folder: Path, script: list[str]) -> None:
+def build(folder: Path, *scripts: list[str], template: str = TEMPLATE, context_length: int = CONTEXT_LENGTH) -> None:
     """Save the model and its tokenizer.
 
-    The script begins with the last token of the prompt. A single byte is written in the byte-level alphabet.
+    A script begins with the last token of a prompt. A single byte is written in the byte-level alphabet.
     """
-    tokenizer = _tokenizer(script)
-    ids = tokenizer.convert_tokens_to_ids(script)
-    assert len(set(ids)) == len(script)
+    tokenizer = _tokenizer([piece for script in scripts for piece in script], template)
+    pairs = [pair for script in scripts for pair in pairwise(tokenizer.convert_tokens_to_ids(script))]
+    assert len({token_id for token_id, _ in pairs}) == len(pairs)
     width = (len(tokenizer) + 31) // 32 * 32
     config = LlamaConfig(
         vocab_size=width,
@@ -50,7 +51,7 @@ def build(folder: Path, script: list[str]) -> None:
         num_hidden_layers=1,
         num_attention_heads=4,
         num_key_value_heads=4,
-        max_position_embeddings=CONTEXT_LENGTH,
+        max_position_embeddings=context_length,
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -61,13 +62,13 @@ def build(folder: Path, script: list[str]) -> None:
         model.model.layers[0].mlp.down_proj.weight.fill_(_NOTHING)
         model.model.embed_tokens.weight.copy_(torch.eye(width))
         model.lm_head.weight.zero_()
-        for token_id, following in pairwise(ids):
+        for token_id, following in pairs:
             model.lm_head.weight[following, token_id] = _CERTAIN
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def _tokenizer(pieces: list[str]) -> PreTrainedTokenizerFast:
+def _tokenizer(pieces: list[str], template: str) -> PreTrainedTokenizerFast:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [piece for piece in pieces if piece not in {*alphabet, *MARKERS, EOS}]
     backend = Backend(models.BPE({piece: token_id for token_id, piece in enumerate(alphabet)}, []))
@@ -76,5 +77,5 @@ def _tokenizer(pieces: list[str]) -> PreTrainedTokenizerFast:
     backend.add_tokens([AddedToken(piece, special=False) for piece in [*MARKERS, *words]])
     backend.add_tokens([AddedToken(piece, special=True) for piece in ["<|im_start|>", EOS]])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=EOS)
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = template
     return tokenizer

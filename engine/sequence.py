@@ -174,6 +174,7 @@ class Sequence:
     sampling: Sampling | None = None  # None: score only
     constraint: Constraint | None = None  # of what is sampled
     share: Share = Share()
+    prefix_scope: str | None = None  # KV caches of prefixes are shared with sequences of the same scope only
     adapter_name: str | None = None  # of the LoRA adapter that computes it; None: the base model alone
     speculation: Speculation | None = None  # what proposes its tokens; None: what the engine's settings say
     speculation_tokens: int | None = None  # proposed ones in a step, at most; None: as many as the settings allow

@@ -106,7 +106,7 @@ IfWeights = (
 )
 CacheSalt = Annotated[
     Annotated[str, Meta(min_length=1, max_length=256)] | None,
-    Meta(description="Only jobs with the same salt get each other's cached results."),
+    Meta(description="Only jobs with the same salt, of one key, get each other's cached results and prefixes."),
 ]
 # What the whole content of an answer must be. Of `json_schema` and these a generation has one at most.
 Regex = Annotated[

@@ -10,7 +10,8 @@ A radix tree over the tokens that sequences begin with, up to the one that predi
 A prefix is computed once two sequences have begun with it, together or one after the other, so that a prompt seen
 once costs no memory. Computed prefixes are kept within `max_bytes`; the least recently used is evicted first. No cache
 is ever rolled back, because recurrent caches and sliding windows cannot be: a sequence continues from the end of a
-computed prefix, or computes all of it. Each adapter has a tree of its own, because its caches are others.
+computed prefix, or computes all of it. Each adapter has a tree of its own, because its caches are others, and so has
+each scope, whose prompts must not be recognised by the time that they take.
 
 A store keeps computed prefixes of the base model beyond that: a prefix that it holds is loaded instead of computed. It
 gets one when the engine has nothing else to do, and those that are evicted.
@@ -22,6 +23,7 @@ from scorepool.engine.adapter import Adapter
 from scorepool.engine.scheduling.prefix_stats import PrefixCounts, PrefixStats, TierStats
 from scorepool.engine.sequence import Sequence
 
+Key = tuple[Adapter | None, str | None]  # adapter, None being the base model; scope
 MIN_TOKENS = 16  # a shorter prefix is not worth a forward pass of its own
 MIN_SAVED_TOKENS = 64  # over all sequences that were seen to begin with the prefix
 MIN_STORED_TOKENS = 256  # a shorter prefix is computed sooner than it is read
@@ -116,7 +118,9 @@ class PrefixCache:
         self.store = store
         self._max_tree_tokens = max_tree_tokens
         self._num_tokens = 0
-        self._roots: dict[Adapter | None, Prefix] = {None: Prefix(None, [])}  # by adapter; None: the base model
+        self._base = Prefix(None, [])  # of the base model, and of no scope
+        self._roots: dict[Key, Prefix] = {(None, None): self._base}
+        self._keys: dict[Prefix, Key] = {self._base: (None, None)}  # of the roots
         self._waiting: dict[Sequence, Prefix] = {}  # all tokens that the sequence may share
         # The nodes where the shareable tokens of some sequence end, least recently used first.
         self._ends: dict[Prefix, None] = {}
@@ -132,8 +136,8 @@ class PrefixCache:
         token_ids = sequence.token_ids[: sequence.first_predictor + 1]
         if len(token_ids) < MIN_TOKENS:
             return
-        root = self._roots.setdefault(sequence.adapter, Prefix(None, []))
-        if self.store and sequence.adapter is None and (length := self.store.longest(token_ids)):
+        root = self._root_for((sequence.adapter, sequence.prefix_scope))
+        if self.store and root is self._base and (length := self.store.longest(token_ids)):
             self._add_path(root, token_ids[:length]).is_stored = True
         end = self._add_path(root, token_ids)
         for prefix in end.path:
@@ -216,10 +220,19 @@ class PrefixCache:
         return sum(self._drop(prefix) for prefix in list(self._computed))
 
     def forget_adapter(self, adapter: Adapter) -> None:
-        """Drop the tree of an adapter that no sequence has."""
-        root = self._roots.pop(adapter, None)
+        """Drop the trees of an adapter that no sequence has."""
+        for key in [key for key in self._roots if key[0] is adapter]:
+            self._forget(self._roots.pop(key))
+
+    def _root_for(self, key: Key) -> Prefix:
+        root = self._roots.get(key)
         if root is None:
-            return
+            root = self._roots[key] = Prefix(None, [])
+            self._keys[root] = key
+        return root
+
+    def _forget(self, root: Prefix) -> None:
+        del self._keys[root]
         for prefix in [prefix for prefix in self._computed if _root_of(prefix) is root]:
             self._drop(prefix)
         for end in [end for end in self._ends if _root_of(end) is root]:
@@ -241,7 +254,7 @@ class PrefixCache:
     def _save(self, prefix: Prefix) -> bool:
         """Give a computed prefix to the store. Return False if it has it, or needs none."""
         is_worth_it = prefix.length >= MIN_STORED_TOKENS and prefix.num_bytes > 0
-        if self.store is None or prefix.is_stored or not is_worth_it or _root_of(prefix) is not self._roots[None]:
+        if self.store is None or prefix.is_stored or not is_worth_it or _root_of(prefix) is not self._base:
             return False
         self.store.save(prefix)
         prefix.is_stored = True
@@ -279,6 +292,8 @@ class PrefixCache:
             if prefix is not oldest:
                 for above in prefix.path:
                     above.num_sequences -= num_sequences
+            if not prefix.children and prefix is not self._base and (key := self._keys.pop(prefix, None)):
+                del self._roots[key]
 
 
 def _root_of(prefix: Prefix) -> Prefix:

@@ -142,19 +142,20 @@ def test_no_tenant_gets_what_another_computed(policy: Stack, alice: httpx.Client
     check(score(bob, row, cache=False), row, Oracle(base), cached=False)
 
 
-def test_computed_prefixes_are_shared_by_tenants_as_docs_cache_says(alice: httpx.Client, bob: httpx.Client):
+def test_a_salt_divides_computed_prefixes_and_without_one_tenants_share_them(alice: httpx.Client, bob: httpx.Client):
     prompt = [5 + (11 * place) % 90 for place in range(80)]
 
-    def cached_tokens(http: httpx.Client, last: int) -> int:
+    def cached_tokens(http: httpx.Client, last: int, **fields: str) -> int:
         items = [{"prompt": prompt, "completion": [last, last]}]
-        body = {"type": "score", "model": "policy", "items": items, "cache": False}
+        body = {"type": "score", "model": "policy", "items": items, "cache": False} | fields
         usage = http.post("/v1/jobs", json=body, headers={"Prefer": "wait=60"}).json()["result"]["usage"]
         return int(usage.get("cached_tokens", 0))
 
-    assert cached_tokens(bob, 7) == 0
-    assert cached_tokens(alice, 8) == 0
-    cached_tokens(alice, 9)
+    assert [cached_tokens(alice, last) >= 64 for last in (7, 8, 9)] == [False, False, True]
     assert cached_tokens(bob, 10) >= 64
+    assert [cached_tokens(bob, last, cache_salt="s") >= 64 for last in (7, 8, 9)] == [False, False, True]
+    assert cached_tokens(bob, 7, cache_salt="t") == 0
+    assert cached_tokens(alice, 7, cache_salt="s") == 0
 
 
 def test_the_cache_is_bounded_in_bytes_and_counts_what_it_gave(policy: Stack, bob: httpx.Client):

@@ -28,6 +28,12 @@ LARGE_RESULT = 65_536  # numbers of a result that takes 0.05 s to build
 BuildResult = Callable[[wire.Request, list[PreparedSequence]], wire.Result]
 
 
+def scope_of(request: wire.Request, owner: str) -> str | None:
+    """Return with whom a job shares computed prefixes: with all jobs, or with those of its owner and its salt."""
+    salt = request.cache_salt if isinstance(request, wire.Score | wire.Generate) else None
+    return None if salt is None else f"{owner}\n{salt}"
+
+
 class InferenceRun:
     """One request on its way through the tokenizer and the engine."""
 
@@ -180,6 +186,7 @@ class InferenceRun:
         sequences = [each.sequence for each in prepared if each.is_to_run]
         for sequence in sequences:
             sequence.share = Share(self._job.owner, self._job.weight)
+            sequence.prefix_scope = scope_of(request, self._job.owner)
         added: Future[list[Sequence]]
         if isinstance(request, wire.Generate) and request.stream:
             added = self._add_streamed(prepared, request.logprobs)

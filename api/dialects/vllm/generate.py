@@ -101,7 +101,8 @@ class GenerateTokensRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_
     ] = None
     cache_salt: (
         Annotated[
-            str, Meta(max_length=256, description="Only requests with the same salt get each other's cached results.")
+            str,
+            Meta(max_length=256, description="Only requests with the same salt share cached results and prefixes."),
         ]
         | None
     ) = None

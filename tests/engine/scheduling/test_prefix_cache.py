@@ -117,6 +117,27 @@ def test_prompts_seen_long_ago_are_forgotten():
     assert prefix_cache.match(again) == (None, [])
 
 
+def test_scopes_share_nothing_and_are_forgotten_with_their_last_prompt():
+    prefix_cache = PrefixCache(max_bytes=10, max_tree_tokens=1000)
+
+    def take_two(scope: str | None) -> list[Prefix | None]:
+        found = []
+        for _ in range(2):
+            sequence = sequence_of([1] * 100)
+            sequence.prefix_scope = scope
+            prefix_cache.add(sequence)
+            found.append(take(prefix_cache, sequence)[0])
+        return found
+
+    for scope in ("alice", "bob", None):
+        assert take_two(scope) == [None, None]  # the second one computes it
+        assert all(take_two(scope))
+    for number in range(50):
+        take_two(f"scope {number}")
+    assert len(prefix_cache._roots) <= 11
+    assert len(prefix_cache._keys) == len(prefix_cache._roots)
+
+
 class OneFile:
     """A store that has one prefix."""
 

@@ -26,7 +26,7 @@ DIGEST_BYTES = 32
 _NOT_OPTIONS = {
     *("token_ids", "targets", "sampling"),  # digested in their own way
     *("constraint", "classify", "pooling"),  # such a sequence is not kept
-    *("share", "fails_alone"),  # who waits for it
+    *("share", "fails_alone", "prefix_scope"),  # who waits for it
     *("speculation", "speculation_tokens"),  # they change no number
 }
 OPTIONS = tuple(name for name in INPUTS if name not in _NOT_OPTIONS)

@@ -20,7 +20,7 @@ from scorepool.engine.text.chat.structural_tag import StructuralTag
 _OPTIONS = '%llguidance {"no_forcing": true}'
 CONTENT = "content: "
 ABOUT_PARAMETERS = "the parameters of "  # the beginning of an error about a function
-_ARGUMENTS_RULE = re.compile(r"arguments_(?P<index>\d+)\w*: ", re.IGNORECASE)
+_ARGUMENTS_RULE = re.compile(r"arguments_(?P<index>\d+)\w*(\[lazy\])?: ", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from scorepool.engine.text.chat.call_formats.call_format import (
     literal,
 )
 from scorepool.engine.text.chat.call_formats.literal_reader import LiteralReader
-from scorepool.engine.text.chat.call_formats.raw_values import string_patterns
+from scorepool.engine.text.chat.call_formats.raw_values import text_rules
 from scorepool.engine.text.chat.call_formats.schema_rules import SchemaRules, Spelling
 
 _NAME = re.compile(r"[\w.-]+")
@@ -64,9 +64,9 @@ class _GemmaSpelling(Spelling):
         if schema.get("maxLength") == 0:
             return [f"{rule}: {self.constant('')}"]
         end = "" if self._is_token else self._quote
-        terminal = " & ".join(string_patterns(schema, strict, end, self._quote))
+        text = f"{rule}_text"
         after = f" {self._rule}" if self._is_token else ""
-        return [f"{rule}: {self._rule} {rule.upper()}_TEXT{after}", f"{rule.upper()}_TEXT: {terminal}"]
+        return [f"{rule}: {self._rule} {text}{after}", *text_rules(text, schema, strict, end, self._quote)]
 
     def order(self, names: list[str]) -> list[str]:
         return sorted(names, key=str.lower)

@@ -68,7 +68,7 @@ def told_types(schema: Any, root: Schema) -> frozenset[str]:
 
 def _read(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse_constant)
     except ValueError:
         pass
     if text in _PYTHON_WORDS:
@@ -79,6 +79,10 @@ def _read(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return _UNREADABLE
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
 
 
 def value_rules(rule: str, schema: Any, root: Schema, strict: bool, end: str, never: str = "") -> list[str]:
@@ -101,9 +105,11 @@ def value_rules(rule: str, schema: Any, root: Schema, strict: bool, end: str, ne
         for name in sorted(leaf_types & _WORDS.keys()):
             alternatives += [literal(word + end) for word in _WORDS[name] if word[0].islower()]
         if "string" in leaf_types:
-            alternatives.append(f"{rule.upper()}_{index}")
-            text = _text_terminal(leaf, types - {"string"}, strict, end, never)
-            rules.append(f"{rule.upper()}_{index}: {text}")
+            if leaf_types <= {"string", *_WORDS}:  # else the grammar of JSON checks them
+                check_keywords(leaf, _STRING_KEYWORDS, strict)
+            alternatives.append(f"{rule}_text_{index}")
+            is_unlike_json = bool(types - {"string"} - _WORDS.keys())
+            rules += text_rules(f"{rule}_text_{index}", leaf, strict, end, never, is_unlike_json)
         if json_types := leaf_types - {"string"} - _WORDS.keys():
             alternatives.append(f"{rule}_json_{index} {literal(end)}")
             rules.append(f"{rule}_json_{index}: {_json({**leaf, 'type': _as_listed(json_types)}, root, strict)}")
@@ -125,35 +131,34 @@ def _json(schema: Schema, root: Schema, strict: bool) -> str:
     return json_rule({**definitions, **schema}, options | lenient)
 
 
-def _text_terminal(schema: Schema, others: frozenset[str], strict: bool, end: str, never: str) -> str:
-    """Return the terminal of a string and its end. The string is no other value of the schema."""
-    if types_of(schema, {}) <= {"string", *_WORDS}:  # else the grammar of JSON checks them
-        check_keywords(schema, _STRING_KEYWORDS, strict)
-    found, ending = string_patterns(schema, strict, end, never), _escaped(end)
-    if others - _WORDS.keys():
-        found.append(f"~/[{_JSON_BEGINNING}](.|\\n)*/")
-    words = [word for name in sorted(others & _WORDS.keys()) for word in _WORDS[name]]
-    if words:
-        found.append(f"~/[ \\t\\r\\n]*({'|'.join(words)})[ \\t\\r\\n]*{ending}/")
-    return " & ".join(found)
+def text_rules(
+    rule: str, schema: Schema, strict: bool, end: str, never: str, is_unlike_json: bool = False
+) -> list[str]:
+    """Return the rules of a string and its end, which is in it once. Raises InvalidRequest.
 
-
-def string_patterns(schema: Schema, strict: bool, end: str, never: str) -> list[str]:
-    """Return patterns that a string and its end follow, all of them. The end is in it once.
-
-    Without an end, the text `never` is nowhere in it. Raises InvalidRequest.
+    A lazy terminal ends with the first end in it. That is cheap, but a pattern could put off the end, so where there is
+    one the terminal says that nothing follows the end. Such a terminal with a limited length finds no end.
     """
-    ending = _escaped(end)
-    found = [f"/(.|\\n){_length(schema)}{ending}/"]
-    found.append(f"~/(.|\\n)*{ending}(.|\\n)+/" if end else f"~/(.|\\n)*{_escaped(never)}(.|\\n)*/")
-    if (pattern := _pattern(schema, strict)) is not None:
-        found.append(f"/{pattern}{ending}/")
-    return found
-
-
-def _length(schema: Schema) -> str:
+    terminal, ending, pattern = rule.upper(), _escaped(end), _pattern(schema, strict)
     least, most = bounds_of(schema, "minLength", "maxLength")
-    return "*" if (least, most) == (0, None) else f"{{{least},{'' if most is None else most}}}"
+    if pattern is not None and end and (least or most is not None):
+        if strict:
+            raise InvalidRequest("a pattern or format with a limit of the length cannot be followed in these calls")
+        least, most = 0, None
+    free = f"{{0,{'' if most is None else most - least}}}" if most is not None else "*"
+    found = [f"/(.|\\n){{{least}}}(.|\\n){free}{ending}/" if least else f"/(.|\\n){free}{ending}/"]
+    if not end:
+        found.append(f"~/(.|\\n)*{_escaped(never)}(.|\\n)*/")
+    elif pattern is not None:
+        found.append(f"~/(.|\\n)*{ending}(.|\\n)+/")
+    elif least:  # the end does not begin in these characters
+        found = [f"/[^{_escaped(end[0])}]{{{least}}}(.|\\n){free}{ending}/"]
+    if pattern is not None:
+        found.append(f"/{pattern}{ending}/")
+    if is_unlike_json:
+        found.append(f"/[^{_JSON_BEGINNING}](.|\\n)*/")
+    lazy = "[lazy]" if end and pattern is None else ""
+    return [f"{rule}{lazy}: {terminal}", f"{terminal}: {' & '.join(found)}"]
 
 
 def _pattern(schema: Schema, strict: bool) -> str | None:

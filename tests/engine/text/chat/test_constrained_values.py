@@ -125,3 +125,46 @@ def test_references_that_double_cost_nothing(name: str):
     function = Function(name="look", parameters=parameters)
     spec = StructuredOutputSpec(functions=[function], must_call=True)
     assert compile_constraint(chat_codec_of(name), spec, generation_prompt_of(name)).token_bitmask([])
+
+
+LONG = "hellö </p>\n<|x\n\n"
+AROUND = {  # the text before and after a string
+    "qwen3_coder": ("<tool_call>\n<function=look>\n<parameter=a>\n", "\n</parameter>\n</function>\n</tool_call>"),
+    "minimax_m2": ('<minimax:tool_call>\n<invoke name="look">\n<parameter name="a">', "</parameter>\n</invoke>\n"),
+    "glm47": ("<tool_call>look<arg_key>a</arg_key><arg_value>", "</arg_value></tool_call>"),
+    "gemma4": ('<|tool_call>call:look{a:<|"|>', '<|"|>}<tool_call|>'),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"maxLength": 100},
+        {"maxLength": 10_000},
+        {"minLength": 1},
+        {"minLength": 3, "maxLength": 2000},
+        {"pattern": "l"},
+    ],
+)
+@pytest.mark.parametrize("others", [[], ["null"], ["null", "integer", "boolean"]])
+def test_strings_of_any_length_end_where_their_tag_does(name: str, limits: dict[str, Any], others: list[str]):
+    """Grammars that look right can fail at the end of a long string, or know no end at all."""
+    choices = [{"type": "string", **limits}, *({"type": each} for each in others)]
+    parameters = {"properties": {"a": {"anyOf": choices}}, "required": ["a"]}
+    spec = StructuredOutputSpec(
+        functions=[Function(name="look", parameters=parameters, strict=True)], must_call=True, parallel_calls=False
+    )
+    before, after = AROUND[name]
+    after += "" if name != "minimax_m2" else "</minimax:tool_call>"
+    prompt = generation_prompt_of(name)
+    constraint = compile_constraint(chat_codec_of(name), spec, prompt)
+    long = LONG * (min(limits.get("maxLength", 2000), 2000) // len(LONG))
+    texts = [f"hel{LONG}", long, *(["null"] if others else []), *(["12", "true"] if "integer" in others else [])]
+    for text in texts:
+        token_ids = ids_of(name, before + text + after)
+        constraint = constraint.restarted()
+        for end in range(0, len(token_ids), 7):
+            constraint.token_bitmask(token_ids[:end])
+        assert ids_in(constraint.token_bitmask(token_ids)) == {ids_of(name, EOS)[0]}, (text[:20], constraint.error)

@@ -1,9 +1,24 @@
 """Agents over the streamed chat: ten turns with reasoning and tools, on a scripted model."""
 
+import functools
+import operator
 from collections.abc import Iterator
 
+import agents as openai_agents
 import pytest
+from agents import (
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    RunConfig,
+    Runner,
+    function_tool,
+)
+from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI
+from pydantic import SecretStr
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelResponse, ThinkingPart, ToolCallPart
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -62,3 +77,58 @@ async def test_pydantic_ai_runs_ten_streamed_turns_with_reasoning_and_tools(agen
     assert last.text == ANSWER[1]
     assert num_events > 3 * NUM_TURNS
     assert run.usage.requests == NUM_TURNS
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", [OpenAIChatCompletionsModel, OpenAIResponsesModel])
+async def test_openai_agents_runs_ten_streamed_turns(
+    agentic: Stack, kind: type[OpenAIChatCompletionsModel | OpenAIResponsesModel]
+):
+    places: list[str] = []
+
+    @function_tool
+    def look(place: str) -> str:
+        """Look somewhere."""
+        places.append(place)
+        return f"Nothing in room {len(places)}."
+
+    async with AsyncOpenAI(base_url=f"{agentic.url}/v1", api_key="unused") as sdk:
+        settings = ModelSettings(temperature=0.0, max_tokens=100)
+        agent = openai_agents.Agent(name="a", model=kind("m", openai_client=sdk), tools=[look], model_settings=settings)
+        config = RunConfig(tracing_disabled=True)
+        result = Runner.run_streamed(agent, "Is it in Zürich?", max_turns=NUM_TURNS, run_config=config)
+        events = [event async for event in result.stream_events()]
+
+    assert result.final_output == ANSWER[1]
+    assert places == ["Zürich"] * (NUM_TURNS - 1)
+    assert len(result.raw_responses) == NUM_TURNS
+    assert len(events) > 3 * NUM_TURNS
+
+
+@pytest.mark.parametrize("use_responses_api", [False, True])
+def test_langchain_runs_ten_streamed_turns(agentic: Stack, use_responses_api: bool):
+    @tool
+    def look(place: str) -> str:
+        """Look somewhere."""
+        return f"Nothing in {place}."
+
+    chat = ChatOpenAI(
+        model="m",
+        base_url=f"{agentic.url}/v1",
+        api_key=SecretStr("unused"),
+        temperature=0,
+        max_completion_tokens=100,
+        use_responses_api=use_responses_api,
+    ).bind_tools([look])
+    messages: list[BaseMessage] = [HumanMessage("Is it in Zürich?")]
+    for _ in range(NUM_TURNS):
+        chunks = list(chat.stream(messages))
+        reply = functools.reduce(operator.add, chunks)
+        messages += [reply, *[look.invoke(call) for call in reply.tool_calls]]
+        if not reply.tool_calls:
+            break
+
+    *_, last = messages
+    assert last.text == ANSWER[1]
+    assert [message.text for message in messages if isinstance(message, ToolMessage)] == ["Nothing in Zürich."] * 9
+    assert len(messages) == 2 * NUM_TURNS

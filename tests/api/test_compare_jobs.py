@@ -256,6 +256,20 @@ def test_an_idempotency_key_gives_the_same_job(stack: Stack, client: Client):
     assert json.loads(wire.encode_json(one.result()))["comparison"]["num_tokens"] == 8
 
 
+def test_a_job_that_was_canceled_and_deleted_runs_again_under_its_key(client: Client):
+    """As `scorepool compare` goes on after Ctrl-C: the base's job is still there."""
+    request = wire.Compare(model="4bit", base="base", items=ITEMS, temperature=0.5)
+    job = client.submit(request, idempotency_key="compare-2")
+    client.cancel(job.id)
+    client.job(wire.base_job_id(job.id), wait_s=60)
+    client.delete(job.id)
+    again = client.submit(request, idempotency_key="compare-2")
+    assert again.id == job.id
+    found = again.result(60).comparison
+    assert found is not None
+    assert found.num_tokens == sum(len(row) - 4 for row in ROWS)
+
+
 def test_a_job_waits_for_a_base_that_is_not_served_and_ends_with_it(client: Client):
     job = client.submit(wire.Compare(model="4bit", base="absent", items=ITEMS[:1], wait_for_model=True))
     time.sleep(2.5)  # it was looked for more than once

@@ -23,9 +23,16 @@ URL = "/v1/models/policy/weights"
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def base(tiny_models: TinyModels) -> Path:
     return tiny_models("llama")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _serve_base(policy: Stack, base: Path) -> None:
+    """Serve the model's own weights, whatever tests of other files have pushed."""
+    with httpx.Client(base_url=policy.url, timeout=120, headers=bearer(BOB)) as http:
+        push(http, base)
 
 
 @pytest.fixture(autouse=True)

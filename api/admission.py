@@ -12,7 +12,8 @@ from scorepool.api.repositories import decode
 from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.quota import MAX_CONTEXT, report_size
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
-from scorepool.wire.request import MAX_TARGETS, exceeds_top_cap
+from scorepool.wire.request import exceeds_top_cap
+from scorepool.wire.request_fields import MAX_TARGETS
 
 CHARACTERS_PER_TOKEN = 4  # about, of text; its worker counts its tokens
 

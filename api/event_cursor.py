@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from scorepool import wire
 from scorepool.api.delta_order import DeltaOrder
-from scorepool.wire.request import MAX_NUM_TOKENS
+from scorepool.wire.request_fields import MAX_NUM_TOKENS
 
 LAST_EVENT_ID = re.compile(
     r"(?P<counts>[0-9]{1,6}(,[0-9]{1,6}){0,127})"

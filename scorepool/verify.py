@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from scorepool import wire
 from scorepool.sdk import Client, InvalidUrl, JobFailed, NotScorepool, ScorepoolError, Unreachable
 from scorepool.wire import Floats, ScoredSequence
-from scorepool.wire.request import FORMS
+from scorepool.wire.request_fields import FORMS
 
 Recompute = Callable[[wire.Score], wire.Result]
 EXIT_STATUS = {"equal": 0, "within": 0, "different": 1, "unknown": 2}

@@ -18,7 +18,7 @@ To rename a key, change it here: Lua gets the names as constants (LUA_CONSTANTS,
 import os
 from typing import get_args
 
-from scorepool.wire.request import Priority
+from scorepool.wire.request_fields import Priority
 
 DEFAULT_PREFIX = "scorepool"
 PREFIX = os.environ.get("SCOREPOOL_REDIS_PREFIX", DEFAULT_PREFIX)  # every process checks it with Settings.load

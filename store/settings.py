@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from scorepool.store.keys import DEFAULT_PREFIX, WEBHOOKS_NAME
 from scorepool.store.logs import LogFormat
 from scorepool.wire.columns import LogprobsMode
-from scorepool.wire.request import ModelName
+from scorepool.wire.request_fields import ModelName
 
 PREFIX = "SCOREPOOL_"
 LOCAL_OWNER = "local"  # the owner of every job of a server without keys; no key has the name

@@ -1,6 +1,8 @@
 """Define the messages that cross a process boundary, and their codec. Imports msgspec only.
 
-    request.py        jobs, as clients submit them       result.py         outcomes of jobs
+    request.py        jobs, as clients submit them: score.py, generate.py, chat.py, classify.py, embed.py, tokenize.py,
+                      on submission.py; the types of their fields are in request_fields.py
+    result.py         outcomes of jobs
     reply.py          replies of the native API          token_delta.py    tokens of running jobs
     webhook.py        endpoints and deliveries           webhook_event.py  payloads of deliveries
     columns.py        per-token columns                   codec.py          JSON and msgpack
@@ -12,9 +14,9 @@
     cached.py         entries of the result cache        adapter.py        adapters that come and go
     checkpoint.py     finished rows of running jobs
 
-To add a kind of job, change these places: a Struct in `request.py` and its names in `Request` and `Kind`; the limits
-in `api/admission.py`; the translation in `worker/inference/translate.py` and `worker/inference/result.py`; the names
-that `scorepool/__init__.py` exports.
+To add a kind of job, change these places: a `Submission` in a module of its own, and its names in `Request` and `Kind`
+of `request.py`; the limits in `api/admission.py`; the translation in `worker/inference/translate.py` and
+`worker/inference/result.py`; the names that `scorepool/__init__.py` exports.
 """
 
 from scorepool.wire.adapter import AdapterRecord, AdapterReport, LoadAdapter, UnloadAdapter
@@ -30,7 +32,9 @@ from scorepool.wire.batch import (
     RequestCounts,
 )
 from scorepool.wire.cached import CachedSequence
+from scorepool.wire.chat import Message, Tool, ToolCall
 from scorepool.wire.checkpoint import CheckpointRow
+from scorepool.wire.classify import Classify, ClassifyItem
 from scorepool.wire.codec import (
     Format,
     Invalid,
@@ -57,7 +61,9 @@ from scorepool.wire.comparison import (
     tolerance_nats,
 )
 from scorepool.wire.crosscheck import Computation, Crosscheck, CrosscheckMessage, CrosscheckNotice
+from scorepool.wire.embed import Embed, EmbedItem, Pooling
 from scorepool.wire.file import DeletedFile, ExpiresAfter, FileObject, FilePage, Purpose
+from scorepool.wire.generate import Generate, SamplingOptions, mode_conflict
 from scorepool.wire.model_comparison import divergence, join_comparisons
 from scorepool.wire.packed import PackedColumns, join_packed
 from scorepool.wire.progress import Progress, Progresses
@@ -82,32 +88,8 @@ from scorepool.wire.reply import (
     TokenizerInfo,
     WorkerLink,
 )
-from scorepool.wire.request import (
-    Classify,
-    ClassifyItem,
-    Compare,
-    Embed,
-    EmbedItem,
-    Generate,
-    Kind,
-    Message,
-    Pooling,
-    Priority,
-    Request,
-    SamplingOptions,
-    Score,
-    ScoreItem,
-    Submission,
-    Tokenize,
-    Tool,
-    ToolCall,
-    base_job_id,
-    kind_of,
-    mode_conflict,
-    report_excess,
-    with_bases,
-    with_top_k,
-)
+from scorepool.wire.request import Kind, Request, kind_of, report_excess, with_bases, with_top_k
+from scorepool.wire.request_fields import Priority
 from scorepool.wire.result import (
     Channel,
     Classification,
@@ -127,7 +109,10 @@ from scorepool.wire.result import (
     Verification,
     map_failures,
 )
+from scorepool.wire.score import Compare, Score, ScoreItem, base_job_id
+from scorepool.wire.submission import Submission
 from scorepool.wire.token_delta import MissingTokens, TokenDelta, TokenDeltas
+from scorepool.wire.tokenize import Tokenize
 from scorepool.wire.webhook import (
     ALL_EVENTS,
     BatchEnd,

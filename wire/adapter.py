@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from scorepool.wire.request import ModelName
+from scorepool.wire.request_fields import ModelName
 
 BaseModel = Annotated[ModelName | None, Meta(description="The base model. Needed if several models are served.")]
 

@@ -12,7 +12,8 @@ from msgspec import inspect
 from scorepool.wire import free_form
 from scorepool.wire.columns import Floats
 from scorepool.wire.quote import cut, quote
-from scorepool.wire.request import MAX_LIST_LENGTH, Request
+from scorepool.wire.request import Request
+from scorepool.wire.request_fields import MAX_LIST_LENGTH
 from scorepool.wire.result import Outcome
 
 T = TypeVar("T")

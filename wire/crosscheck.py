@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 from scorepool.wire.columns import Floats
 from scorepool.wire.comparison import Comparison, ScoredSequence, compare, tolerance_nats
-from scorepool.wire.request import TokenId
+from scorepool.wire.request_fields import TokenId
 from scorepool.wire.result import Provenance
 
 

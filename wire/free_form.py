@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, inspect
 
-from scorepool.wire.request import MAX_DEPTH
+from scorepool.wire.request_fields import MAX_DEPTH
 
 _CONTAINERS = {*range(0x80, 0xA0), *range(0xDC, 0xE0)}  # first bytes of maps and arrays in msgpack
 _container = msgspec.msgpack.Decoder(dict[str | int, Raw] | list[Raw])

@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from scorepool.wire.request import Kind, Pooling
+from scorepool.wire.embed import Pooling
+from scorepool.wire.request import Kind
 from scorepool.wire.result import Failure, Provenance, Result
 
 Status = Literal["queued", "started", "finished", "failed", "canceled"]

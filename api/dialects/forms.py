@@ -10,7 +10,8 @@ from msgspec import Meta, Struct
 
 from scorepool import wire
 from scorepool.api.dialects.unsupported import check_supported
-from scorepool.wire.request import FORMS, Choice, Grammar, Regex, Text, check_json
+from scorepool.wire.chat import check_json
+from scorepool.wire.request_fields import FORMS, Choice, Grammar, Regex, Text
 
 SchemaOrText = Annotated[
     dict[str, Any] | Text, Meta(description="JSON Schema that the answer follows: an object, or its text.")

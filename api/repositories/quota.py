@@ -11,7 +11,7 @@ from msgspec import Struct
 from scorepool import store, wire
 from scorepool.api.http.errors import ApiError, QueueFull, TooLarge
 from scorepool.api.repositories.memory import memory_is_short
-from scorepool.wire.request import MAX_NUM_TOKENS, MAX_TARGETS, MAX_TOP_LOGPROBS
+from scorepool.wire.request_fields import MAX_NUM_TOKENS, MAX_TARGETS, MAX_TOP_LOGPROBS
 
 HALF = -1  # of Redis's maxmemory, as the scripts know it
 MAX_RETRY_AFTER_S = 3600

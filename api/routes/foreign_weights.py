@@ -17,7 +17,7 @@ from scorepool.api.http import openapi
 from scorepool.api.http.bodies import read_message
 from scorepool.api.http.errors import BadRequest, Unavailable
 from scorepool.api.http.formats import reply
-from scorepool.wire.request import ModelName
+from scorepool.wire.request_fields import ModelName
 from scorepool.wire.weights import Label
 
 router = APIRouter(tags=["weights"], dependencies=[Depends(known_query)])

@@ -21,7 +21,7 @@ from scorepool.files.scoring.scorer import JOBS_IN_FLIGHT, MAX_ITEMS_SIZE, Score
 from scorepool.sdk import AsyncClient
 from scorepool.sdk.comparing import max_size_of
 from scorepool.sdk.splitting import ITEMS_PER_JOB
-from scorepool.wire.request import DEFAULT_COMPARED
+from scorepool.wire.score import DEFAULT_COMPARED
 
 
 def compare_file(

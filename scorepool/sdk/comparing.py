@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator
 from scorepool import wire
 from scorepool.options import CompareOptions
 from scorepool.sdk.splitting import ITEMS_PER_JOB, Item, to_item
-from scorepool.wire.request import DEFAULT_COMPARED, MAX_TOP_LOGPROBS, WHOLE_VOCABULARY
+from scorepool.wire.request_fields import MAX_TOP_LOGPROBS, WHOLE_VOCABULARY
+from scorepool.wire.score import DEFAULT_COMPARED
 
 
 def compare_requests(model: str, base: str, items: Iterable[Item], options: CompareOptions) -> Iterator[wire.Compare]:

@@ -26,7 +26,7 @@ from scorepool.commands.evaluations import compare as command
 from scorepool.engine.model.dequantize import dequantized_weights
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
-from scorepool.wire.request import DEFAULT_COMPARED
+from scorepool.wire.score import DEFAULT_COMPARED
 from tests.engine.oracle import Oracle
 from tests.tiny_models import ORACLE_FOLDER, VOCAB_SIZE, TinyModels
 from tests.worker.conftest import until

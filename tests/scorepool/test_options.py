@@ -13,7 +13,7 @@ from scorepool.options import (
     ScoreOptions,
     TokenizeOptions,
 )
-from scorepool.wire.request import NOT_COMPARED
+from scorepool.wire.score import NOT_COMPARED
 
 
 @pytest.mark.parametrize(

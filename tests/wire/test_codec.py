@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from scorepool import wire
-from scorepool.wire.request import MAX_TOOL_CALLS
+from scorepool.wire.request_fields import MAX_TOOL_CALLS
 
 PROVENANCE = wire.Provenance(
     model="m",

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from scorepool import wire
-from scorepool.wire.request import MAX_DEPTH
+from scorepool.wire.request_fields import MAX_DEPTH
 
 
 def nested(depth: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from scorepool.engine import ChatCodec
 from scorepool.engine.errors import InvalidRequest
 from scorepool.engine.sequence import Constraint
 from scorepool.engine.text.chat.grammar import ABOUT_PARAMETERS, Function, StructuredOutputSpec
-from scorepool.wire.request import FORMS
+from scorepool.wire.request_fields import FORMS
 from scorepool.worker.inference.chat_answer import ChatPrompt
 from scorepool.worker.rq.errors import JobError
 

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from scorepool import wire
-from scorepool.wire.request import MAX_TOOL_CALLS, Text, check_json
+from scorepool.wire.chat import check_json
+from scorepool.wire.request_fields import MAX_TOOL_CALLS, Text
 
 MAX_BLOCKS = 4096  # of one turn
 MAX_MESSAGES = 1024  # of a job

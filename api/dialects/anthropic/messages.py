@@ -8,7 +8,8 @@ from msgspec import Meta, Struct
 from scorepool import wire
 from scorepool.api.dialects.anthropic.content import CacheControl, Texts, ToolUseBlock, Turn, to_messages
 from scorepool.api.dialects.fields import map_field
-from scorepool.wire.request import (
+from scorepool.wire.chat import check_json, check_num_calls
+from scorepool.wire.request_fields import (
     MAX_NUM_TOKENS,
     ModelName,
     StopStrings,
@@ -16,8 +17,6 @@ from scorepool.wire.request import (
     TemplateKwargs,
     Text,
     TopP,
-    check_json,
-    check_num_calls,
 )
 
 field_name = map_field(
@@ -91,7 +90,7 @@ class CustomTool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$(?!\n)")]
     description: Text | None = None
     input_schema: Annotated[dict[str, Any], Meta(description="JSON Schema of an object.")]
-    strict: Annotated[bool | None, Meta(description=wire.request.STRICT)] = None
+    strict: Annotated[bool | None, Meta(description=wire.chat.STRICT)] = None
     cache_control: CacheControl | None = None
     defer_loading: Literal[False] | None = None
     eager_input_streaming: Annotated[bool | None, Meta(description="Has no effect: a call is streamed whole.")] = None

@@ -12,7 +12,7 @@ from scorepool.api.dialects.anthropic.endpoints import MESSAGES
 from scorepool.api.dialects.openai.endpoints import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
 from scorepool.api.dialects.protocol import Endpoint
 from scorepool.wire.batch import LineEndpoint
-from scorepool.wire.request import ModelName
+from scorepool.wire.request_fields import ModelName
 
 MAX_LINES = 50_000
 LINE_TIMEOUT_S = 3600  # of one job of a line

@@ -18,7 +18,8 @@ from scorepool.api.dialects.openai.structured_outputs import (
 )
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.wire.batch import Metadata
-from scorepool.wire.request import MAX_NUM_TOKENS, TemplateKwargs, TopLogprobs, check_num_calls
+from scorepool.wire.chat import check_num_calls
+from scorepool.wire.request_fields import MAX_NUM_TOKENS, TemplateKwargs, TopLogprobs
 
 MaxTokens = Annotated[int, Meta(ge=1, le=MAX_NUM_TOKENS)]
 _NAMES = {

@@ -15,15 +15,7 @@ from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.openai.generation_request import GenerationRequest
 from scorepool.api.dialects.openai.prompt_logprobs import most_top
 from scorepool.api.dialects.openai.sampling import sampling_fields
-from scorepool.wire.request import (
-    MAX_LIST_LENGTH,
-    NumChoices,
-    NumTokens,
-    Text,
-    TokenId,
-    TokenIds,
-    TopLogprobs,
-)
+from scorepool.wire.request_fields import MAX_LIST_LENGTH, NumChoices, NumTokens, Text, TokenId, TokenIds, TopLogprobs
 
 _NAMES = {"prompt": "prompt", "targets": "logprob_token_ids"}
 

@@ -16,7 +16,8 @@ from scorepool.api.dialects.truncation import (
     check_truncation,
     truncation_fields,
 )
-from scorepool.wire.request import ModelName, Pooling, Text, TokenId, TokenIds
+from scorepool.wire.embed import Pooling
+from scorepool.wire.request_fields import ModelName, Text, TokenId, TokenIds
 
 MAX_INPUTS = 1024
 _ITEM = re.compile(r"items\[(\d+)\]\.prompt(.*)", re.DOTALL)

@@ -26,7 +26,7 @@ from scorepool.api.dialects.truncation import (
     check_truncation,
     truncation_fields,
 )
-from scorepool.wire.request import Choice, Grammar, Regex
+from scorepool.wire.request_fields import Choice, Grammar, Regex
 
 T = TypeVar("T")
 Earlier = Annotated[T, Meta(description="vLLM's name of the field of `structured_outputs` before there was that.")]

@@ -10,7 +10,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from scorepool import wire
-from scorepool.wire.request import MAX_TOOL_CALLS, STRICT, Text
+from scorepool.wire.chat import STRICT
+from scorepool.wire.request_fields import MAX_TOOL_CALLS, Text
 
 MAX_PARTS = 4096  # of the content of one message
 ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {

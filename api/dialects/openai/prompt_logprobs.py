@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 from scorepool import wire
 from scorepool.api.dialects.detokenizer import token_text, top_tokens
-from scorepool.wire.request import WHOLE_VOCABULARY
+from scorepool.wire.request_fields import WHOLE_VOCABULARY
 
 
 class PromptLogprob(Struct, frozen=True, kw_only=True):

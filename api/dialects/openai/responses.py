@@ -17,7 +17,8 @@ from scorepool.api.dialects.openai.sampling import NoEffect, SamplingRequest, sa
 from scorepool.api.dialects.openai.structured_outputs import JsonObjectFormat, NamedSchema, TextFormat
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.wire.batch import Metadata
-from scorepool.wire.request import MAX_NUM_TOKENS, TemplateKwargs, Text, check_num_calls
+from scorepool.wire.chat import check_num_calls
+from scorepool.wire.request_fields import MAX_NUM_TOKENS, TemplateKwargs, Text
 
 MAX_ITEMS = 4096
 MAX_MESSAGES = 1024  # of a job

@@ -11,7 +11,8 @@ from scorepool import wire
 from scorepool.api.dialects.detokenizer import target_tokens, top_tokens
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.wire.columns import LogprobsMode
-from scorepool.wire.request import (
+from scorepool.wire.generate import check_speculation
+from scorepool.wire.request_fields import (
     MAX_SEED,
     MAX_SHOWN_TARGETS,
     WHOLE_VOCABULARY,
@@ -34,7 +35,6 @@ from scorepool.wire.request import (
     Temperature,
     TokenId,
     TopP,
-    check_speculation,
 )
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from scorepool.wire.request import check_json
+from scorepool.wire.chat import check_json
 
 
 class TextFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="text"):

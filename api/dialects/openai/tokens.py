@@ -8,7 +8,7 @@ from scorepool import wire
 from scorepool.api.dialects.detokenizer import token_text
 from scorepool.api.dialects.openai.messages import ChatMessage, ChatTool
 from scorepool.api.dialects.unsupported import check_supported
-from scorepool.wire.request import AnyTokenIds, ModelName, TemplateKwargs, Text
+from scorepool.wire.request_fields import AnyTokenIds, ModelName, TemplateKwargs, Text
 
 OptionalModel = Annotated[ModelName | None, Meta(description="Needed if several models are served.")]
 

@@ -10,7 +10,7 @@ from scorepool.api.dialects import classify_jobs
 from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.openai.tokens import OptionalModel
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
-from scorepool.wire.request import MAX_LIST_LENGTH, Text
+from scorepool.wire.request_fields import MAX_LIST_LENGTH, Text
 
 
 class RewardRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -10,7 +10,7 @@ from scorepool import wire
 from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.forms import Form, FormFields, check_one_form, form_names, given_forms, schema_form
 from scorepool.wire.columns import LogprobsMode
-from scorepool.wire.request import (
+from scorepool.wire.request_fields import (
     MAX_LIST_LENGTH,
     MAX_SHOWN_TARGETS,
     Grammar,

@@ -12,7 +12,7 @@ from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.openai.sampling import CompletionUsage, to_usage
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
 from scorepool.api.dialects.sglang import foreign_fields
-from scorepool.wire.request import MAX_LIST_LENGTH, AnyTokenIds, ModelName, Text, TokenId
+from scorepool.wire.request_fields import MAX_LIST_LENGTH, AnyTokenIds, ModelName, Text, TokenId
 
 
 class ScoringRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

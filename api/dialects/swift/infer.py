@@ -8,7 +8,7 @@ from scorepool import wire
 from scorepool.api.dialects.openai.messages import MAX_PARTS, ROLES, ChatTool, TextPart
 from scorepool.api.dialects.openai.tokens import OptionalModel
 from scorepool.api.dialects.unsupported import check_supported
-from scorepool.wire.request import (
+from scorepool.wire.request_fields import (
     MinP,
     NumTokens,
     Penalty,

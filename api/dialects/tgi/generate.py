@@ -9,7 +9,7 @@ from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.forms import FormFields, schema_form
 from scorepool.api.dialects.truncation import LEFT, truncation_fields
 from scorepool.api.dialects.unsupported import check_supported
-from scorepool.wire.request import (
+from scorepool.wire.request_fields import (
     FORMS,
     MAX_NUM_TOKENS,
     ModelName,

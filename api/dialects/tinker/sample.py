@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from scorepool import wire
 from scorepool.api.dialects.unsupported import check_supported
-from scorepool.wire.request import (
+from scorepool.wire.request_fields import (
     MAX_LIST_LENGTH,
     MAX_SEED,
     NumChoices,

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from scorepool import wire
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount, ReplyTooLarge
-from scorepool.wire.request import MAX_LIST_LENGTH, ModelName, ScoreTemperature, TokenIds, TopK
+from scorepool.wire.request_fields import MAX_LIST_LENGTH, ModelName, ScoreTemperature, TokenIds, TopK
 
 MAX_ENTRIES = 2**24  # of the padded arrays of one reply: 128 MiB of logprobs and ids
 

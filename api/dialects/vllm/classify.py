@@ -23,7 +23,8 @@ from scorepool.api.dialects.truncation import (
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.api.dialects.vllm import foreign_fields
 from scorepool.api.dialects.vllm.generate import PRIORITIES
-from scorepool.wire.request import MAX_LIST_LENGTH, Text, TokenId, TokenIds, check_num_calls
+from scorepool.wire.chat import check_num_calls
+from scorepool.wire.request_fields import MAX_LIST_LENGTH, Text, TokenId, TokenIds
 
 UseActivation = Annotated[
     bool | None, Meta(description="false: logits. null is true: what the model's head makes of them.")

@@ -23,7 +23,7 @@ from scorepool.api.dialects.openai.sampling import (
     sampling_options,
 )
 from scorepool.api.dialects.unsupported import check_supported
-from scorepool.wire.request import IfWeights, ModelName, NumTokens, TokenIds, TopLogprobs
+from scorepool.wire.request_fields import IfWeights, ModelName, NumTokens, TokenIds, TopLogprobs
 
 PRIORITIES: dict[int, wire.Priority] = {-1: "high", 0: "normal", 1: "low"}
 

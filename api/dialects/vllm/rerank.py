@@ -16,7 +16,7 @@ from scorepool.api.dialects.vllm.classify import PriorityNumber, TruncationSide,
 from scorepool.api.dialects.vllm.generate import PRIORITIES
 from scorepool.api.dialects.vllm.pair_jobs import Pair
 from scorepool.api.dialects.vllm.score import Instruction
-from scorepool.wire.request import MAX_LIST_LENGTH, Text
+from scorepool.wire.request_fields import MAX_LIST_LENGTH, Text
 
 
 class Document(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

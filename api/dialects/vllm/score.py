@@ -15,7 +15,7 @@ from scorepool.api.dialects.vllm import foreign_fields, pair_jobs
 from scorepool.api.dialects.vllm.classify import PriorityNumber, TruncationSide, UseActivation
 from scorepool.api.dialects.vllm.generate import PRIORITIES
 from scorepool.api.dialects.vllm.pair_jobs import Pair
-from scorepool.wire.request import MAX_LIST_LENGTH, Text
+from scorepool.wire.request_fields import MAX_LIST_LENGTH, Text
 
 Texts = Text | Annotated[list[Text], Meta(min_length=1, max_length=MAX_LIST_LENGTH)]
 Instruction = Annotated[

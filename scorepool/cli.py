@@ -88,6 +88,16 @@ Draft = Annotated[
         show_default="$SCOREPOOL_DRAFTS, else none",
     ),
 ]
+ToolParser = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="The format in which the model calls functions, by vLLM's name.", show_default="auto"
+    ),
+]
+ReasoningParser = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The tags around the model's reasoning, by vLLM's name.", show_default="auto"),
+]
 Mode = Annotated[
     str | None, typer.Option(help="default or exact, as the model is to be served.", show_default="default")
 ]
@@ -132,6 +142,8 @@ def serve(
     redis_url: RedisUrlOrEmbedded = None,
     redis_url_file: RedisUrlFile = None,
     dtype: Dtype = None,
+    tool_parser: ToolParser = None,
+    reasoning_parser: ReasoningParser = None,
     draft: Draft = None,
     log_level: LogLevel = None,
 ) -> None:
@@ -143,6 +155,8 @@ def serve(
         redis_url=redis_url,
         redis_url_file=redis_url_file,
         dtype=dtype,
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
         drafts=join_drafts(draft),
         log_level=log_level,
         adapters=join_adapters(adapter),
@@ -183,6 +197,8 @@ def worker(
     redis_url: RedisUrl = None,
     redis_url_file: RedisUrlFile = None,
     dtype: Dtype = None,
+    tool_parser: ToolParser = None,
+    reasoning_parser: ReasoningParser = None,
     draft: Draft = None,
     ranks: Annotated[
         int | None,
@@ -199,6 +215,8 @@ def worker(
         redis_url=redis_url,
         redis_url_file=redis_url_file,
         dtype=dtype,
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
         drafts=join_drafts(draft),
         ranks=ranks,
         log_level=log_level,

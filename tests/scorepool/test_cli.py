@@ -158,6 +158,7 @@ def test_a_killed_serve_leaves_no_process_and_its_jobs_survive(tmp_path: Path):
         (["serve"], {"SCOREPOOL_API_KEY": "sp_x"}, "set SCOREPOOL_API_KEYS to the entry"),
         (["api"], {"SCOREPOOL_API_KEY": "sp_x"}, "env -u SCOREPOOL_API_KEY"),
         (["worker"], {}, "--model NAME=FOLDER_OR_HUB_ID"),
+        (["serve", "--tool-parser", "telepathy"], {}, "SCOREPOOL_TOOL_PARSER='telepathy': expected one of "),
         (["api", "--host", "0.0.0.0"], {}, "SCOREPOOL_API_KEYS"),
         (["key", "a b:c"], {}, "NAME is 'a b:c': expected 1 to 64 letters, digits, `.`, `_` or `-`"),
         (["key", "-a"], {}, "No such option"),

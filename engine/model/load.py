@@ -223,7 +223,7 @@ def count_logits(model: Any) -> int:
     return int(logits.shape[-1])
 
 
-def _backend(num_ranks: int) -> str:
+def _backend(num_ranks: int = 1) -> str:
     """Name what decides about rounding beside the versions: the kernels, and the device that they are chosen for."""
     device = mx.device_info()
     if mx.default_device() == mx.cpu:

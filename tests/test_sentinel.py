@@ -113,7 +113,10 @@ def load(http: httpx.Client, accepted: list[str], ended: threading.Event) -> Non
     while not ended.is_set():
         key = {"Idempotency-Key": uuid4().hex}
         while not ended.is_set():
-            reply = http.post("/v1/jobs", json=generate(max_tokens=2, wait_for_model=True), headers=key)
+            try:
+                reply = http.post("/v1/jobs", json=generate(max_tokens=2, wait_for_model=True), headers=key)
+            except httpx.RemoteProtocolError:  # the server closed the idle connection as this request began
+                continue
             if reply.status_code == 202:
                 accepted.append(reply.json()["id"])
                 break

@@ -148,6 +148,7 @@ def assert_invariant(
 
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(name=st.sampled_from(MODELS), **batches)
+@pytest.mark.soak
 def test_a_sequence_is_the_same_alone_and_in_any_batch(
     engine_of: Callable[..., Engine], alone: Callable[..., Sequence], **batch: object
 ):

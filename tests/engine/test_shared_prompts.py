@@ -144,6 +144,7 @@ def test_num_bytes_counts_all_memory_of_a_cached_prefix(tiny_models: TinyModels,
     assert uncounted() < 32_000  # the slice's hidden states take 64,000; buffers are somewhat larger than requested
 
 
+@pytest.mark.soak
 def test_exact_mode_is_the_same_to_the_bit_alone_together_and_on_a_cached_prompt(engine_of: Callable[..., Engine]):
     alone = engine_of("llama", mode="exact", prefix_cache_bytes=0)
     together = engine_of("llama", mode="exact", max_batch_tokens=100)

@@ -3,6 +3,8 @@
 import time
 from pathlib import Path
 
+import pytest
+
 from scorepool import wire
 from tests.fleet.fleet import MODEL, Fleet
 
@@ -21,6 +23,7 @@ def sums(fleet: Fleet, job_ids: list[str]) -> list[float]:
     return [round(outcome.sequences[0].logprob_sum, 3) for outcome in outcomes if isinstance(outcome, wire.Result)]
 
 
+@pytest.mark.soak
 def test_naps_and_bad_links_change_no_number_and_lose_no_job(root: Path, tmp_path: Path):
     settings = SETTINGS | {"SCOREPOOL_MODEL": f"{MODEL}={root / 'scorepool' / 'models' / 'demo'}"}
     with Fleet(tmp_path, settings) as fleet:

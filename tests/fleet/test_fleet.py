@@ -71,6 +71,7 @@ def test_a_distant_worker_computes_while_it_waits_for_redis(tmp_path: Path):
     assert far["lone_rtts"] < 2.5
 
 
+@pytest.mark.soak
 def test_a_job_does_not_wake_all_workers(tmp_path: Path):
     found = throughput.herd(tmp_path, num_workers=8, num_jobs=12, settle_s=1.0)
 

@@ -21,6 +21,7 @@ def test_results_end_at_the_speed_of_a_slow_uplink(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["drop", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("pause", "cut"))])
+@pytest.mark.soak
 def test_a_hole_in_an_upload_costs_one_message(tmp_path: Path, kind: str):
     with Fleet(tmp_path, FAST) as fleet:
         host = fleet.host("narrow", SCOREPOOL_LEASE_S="10")

@@ -141,6 +141,7 @@ def text_of(num_tokens: int, text: str = TEXT) -> str:
 
 
 @pytest.mark.parametrize("kind", [pytest.param("pause", marks=pytest.mark.soak), "drop"])
+@pytest.mark.soak
 def test_tokens_of_a_hole_come_soon_after_it(setup: MakeSetup, kind: str):
     with setup(TEXT, SCOREPOOL_LEASE_S="20") as one:
         (host,) = one.fleet.hosts
@@ -176,6 +177,7 @@ def test_tokens_of_a_hole_in_the_link_of_the_api_come_soon_after_it(setup: MakeS
     assert (completion.text, completion.end) == (text_of(500), None)
 
 
+@pytest.mark.soak
 def test_a_stream_survives_a_restart_of_redis(setup: MakeSetup):
     """The restart loses the stream of tokens, and perhaps deltas that no API process has read."""
     with setup(TEXT) as one, one.follow(one.submit(400)) as client, one.complete(400) as completion:

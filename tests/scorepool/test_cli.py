@@ -79,6 +79,7 @@ def test_serve_runs_until_it_is_stopped_and_logs_at_a_level_in_any_case(
     assert "GET /v1/models" not in stderr  # nor any poll
 
 
+@pytest.mark.soak
 def test_a_second_ctrl_c_puts_the_jobs_back_at_once(tmp_path: Path):
     job = {"type": "generate", "model": "demo", "prompt": "import", "max_tokens": 2000, "n": 32, "ignore_eos": True}
     with serving(tmp_path) as (serve, url):
@@ -102,6 +103,7 @@ def test_the_last_line_of_a_failed_start_is_its_cause(tmp_path: Path):
     assert cause.count("there is no folder '/no/such/folder'") == 1
 
 
+@pytest.mark.soak
 def test_serve_leaves_out_a_model_that_cannot_be_loaded(tmp_path: Path, root: Path):
     models = ["--model", "gone=/no/such/folder", "--model", f"demo={root}/scorepool/models/demo"]
     with serving(tmp_path, *models) as (serve, url):

@@ -158,6 +158,7 @@ def test_a_plain_installation_imports_every_public_name(plain: Path, elsewhere: 
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.soak
 def test_a_plain_installation_verifies_results_on_a_server(plain: Path, elsewhere: Path):
     done = run(plain / "scorepool", "verify", "--url", "http://127.0.0.1:1", "a-job", cwd=elsewhere)
     assert done.returncode == 2

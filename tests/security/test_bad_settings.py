@@ -115,6 +115,7 @@ class Process:
         self._process.wait()
 
 
+@pytest.mark.soak
 def test_a_redis_that_hangs_leaves_no_process_behind(tmp_path: Path):
     """Every process beside the others: the API and the webhook worker, and what `scorepool` starts."""
     with ExitStack() as stack:

@@ -34,6 +34,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.soak
 async def test_small_jobs_of_another_name_pass_long_texts(serving: Serving, workers: Workers, redis: Redis):
     workers.start(worker="SlowTokenizerWorker")
     until(lambda: redis.zcard(store.Keys.models))

@@ -179,7 +179,11 @@ def test_a_client_that_disconnects_gets_the_answer_of_its_request_id(http: httpx
         ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params", "not supported here"),
         ({"unheard_of": 1}, "unheard_of", "unknown field"),
         ({"stream": True, "sampling_params": {"prompt_logprobs": 1}}, "sampling_params.prompt_logprobs", "be streamed"),
-        ({"sampling_params": {"structured_outputs": {"regex": "a"}}}, "sampling_params.structured_outputs", "not supp"),
+        (
+            {"sampling_params": {"structured_outputs": {"regex": "(a"}}},
+            "sampling_params.structured_outputs.regex",
+            "unclosed",
+        ),
         ({"sampling_params": {"prompt_logprobs": -2}}, "sampling_params.prompt_logprobs", ">= -1"),
         ({"sampling_params": {"max_tokens": 99_999}}, "sampling_params.max_tokens", "the model's context"),
         ({"sampling_params": {"max_tokens": 0}}, "sampling_params.max_tokens", "needs `prompt_logprobs`"),

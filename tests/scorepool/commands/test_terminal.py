@@ -107,6 +107,7 @@ def test_a_file_command_draws_a_bar_and_removes_it(stack: Stack, tmp_path: Path)
         assert terminal.process.wait(30) == 130
 
 
+@pytest.mark.soak
 def test_top_shows_work_and_outlives_the_api(stack: Stack):
     with Client(stack.url) as client, on_terminal("top", "--interval", "0.5", "--url", stack.url) as top:
         top.wait_for(OTHER_SCREEN)

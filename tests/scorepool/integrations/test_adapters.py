@@ -202,6 +202,7 @@ def test_two_different_adapters_in_one_request_are_refused(client: Client):
     assert "`model` names the adapter 'sql', expected no other one, found 'style'" in refused.value.message
 
 
+@pytest.mark.soak
 def test_an_adapter_is_loaded_replaced_and_unloaded_while_the_server_runs(
     stack: Stack, client: Client, http: httpx.Client, folders: dict[str, Path], expected: dict[str, list[float]]
 ):

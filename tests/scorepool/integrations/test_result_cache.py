@@ -67,6 +67,7 @@ def settled(stack: Stack, at_least: float = 0) -> float:
     return values[-1]
 
 
+@pytest.mark.soak
 def test_an_evaluation_that_runs_again_computes_nothing_and_is_equal(stack: Stack, tmp_path: Path):
     data = tmp_path / "questions.jsonl"
     lines = [

@@ -59,6 +59,7 @@ def stop(command: subprocess.Popen[str], how: signal.Signals) -> tuple[int, str]
     return command.returncode, stderr
 
 
+@pytest.mark.soak
 def test_nothing_is_left_when_the_command_is_killed(root: Path, state: Path, tmp_path: Path):
     command = start(root, state, tmp_path, 100_000)
     wait_for_rows(command, tmp_path)

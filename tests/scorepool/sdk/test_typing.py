@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 MISTAKES = """
 from scorepool import AsyncClient, Client
 
@@ -34,6 +36,7 @@ def mypy(code: str, folder: Path, root: Path) -> list[str]:
     return [line.partition(": ")[2] for line in done.stdout.splitlines() if ": error: " in line]
 
 
+@pytest.mark.soak
 def test_the_guide_and_mistakes_are_told_apart(root: Path, tmp_path: Path):
     guide = "\n".join(re.findall(r"```python\n(.*?)```", (root / "docs/sdk.md").read_text(), re.DOTALL))
     assert mypy(guide, tmp_path, root) == []

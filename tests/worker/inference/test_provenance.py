@@ -43,7 +43,7 @@ def test_an_unverified_model_says_why():
 
 def test_a_model_card_has_the_verification_and_whether_the_settings_were_surveyed():
     codec = SimpleNamespace(
-        tokenizer=SimpleNamespace(bos_token=None, eos_token=None, pad_token=None),
+        tokenizer=SimpleNamespace(digest=lambda: "d", bos_token=None, eos_token=None, pad_token=None),
         template=SimpleNamespace(source=None),
     )
 

@@ -190,7 +190,7 @@ def without_id(answer: dict[str, Any]) -> dict[str, Any]:
 def test_each_event_of_a_stream_repeats_the_output_and_the_last_is_the_whole_answer(
     ask: Ask, prompt: dict[str, Any], start: int
 ):
-    params = {"max_new_tokens": 40, "temperature": 0.8, "sampling_seed": 3}
+    params = {"max_new_tokens": 300, "temperature": 0.8, "sampling_seed": 3}  # tokens that come together are one event
     body = {"sampling_params": params, "return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": start}
     body |= {"token_ids_logprob": [5, 6], "return_text_in_logprobs": True} | prompt
 

@@ -1,12 +1,12 @@
 """Serve `/generate`, which SGLang and text-generation-inference have, the latter with `inputs` in its bodies. Pure."""
 
-from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from scorepool import wire
-from scorepool.api.dialects.protocol import Context, Dialect, Endpoint, EventWriter, JobCount
+from scorepool.api.dialects.either import EitherEndpoint
+from scorepool.api.dialects.protocol import Dialect, Endpoint
 from scorepool.api.dialects.sglang.endpoints import GENERATE
 from scorepool.api.dialects.sglang.generate import GenerateRequest
 from scorepool.api.dialects.sglang.generate_reply import GenerateReply
@@ -19,9 +19,7 @@ class _InputsMark(Struct):
     inputs: Raw | UnsetType = UNSET
 
 
-class GenerateRouteEndpoint(Endpoint[Any]):
-    """Pass each body to the endpoint whose it is."""
-
+class GenerateRouteEndpoint(EitherEndpoint):
     name = "generate"
     path = "/generate"
     summary = "Continue prompts"
@@ -38,32 +36,14 @@ class GenerateRouteEndpoint(Endpoint[Any]):
     def body_types(self) -> tuple[type, ...]:
         return GenerateRequest, TextGenerationRequest
 
-    def parse(self, body: bytes, message_format: wire.Format = "json") -> Any:
-        return (GENERATE_TEXT if _has_inputs(body, message_format) else GENERATE).parse(body, message_format)
+    def endpoint_for(self, body: bytes, message_format: wire.Format) -> Endpoint[Any]:
+        return GENERATE_TEXT if _has_inputs(body, message_format) else GENERATE
+
+    def endpoint_of(self, body: object) -> Endpoint[Any]:
+        return GENERATE_TEXT if isinstance(body, TextGenerationRequest) else GENERATE
 
     def error_form(self, body: bytes, message_format: wire.Format) -> Literal["tgi"] | None:
-        return "tgi" if _has_inputs(body, message_format) else None
-
-    def job_count(self, body: Any) -> JobCount:
-        return _endpoint_of(body).job_count(body)
-
-    def to_requests(self, body: Any, context: Context) -> Iterable[wire.Request]:
-        return _endpoint_of(body).to_requests(body, context)
-
-    def to_reply(self, body: Any, results: Sequence[wire.Result], context: Context) -> object:
-        return _endpoint_of(body).to_reply(body, results, context)
-
-    def clamp_top_logprobs(self, body: Any, cap: int) -> Any:
-        return _endpoint_of(body).clamp_top_logprobs(body, cap)
-
-    def is_streamed(self, body: Any) -> bool:
-        return _endpoint_of(body).is_streamed(body)
-
-    def to_events(self, body: Any, job_ids: Sequence[str], context: Context) -> EventWriter:
-        return _endpoint_of(body).to_events(body, job_ids, context)
-
-    def field_name(self, body: Any, field: str) -> str:
-        return _endpoint_of(body).field_name(body, field)
+        return self.endpoint_for(body, message_format).error_form(body, message_format)
 
 
 def _has_inputs(body: bytes, message_format: wire.Format) -> bool:
@@ -71,10 +51,6 @@ def _has_inputs(body: bytes, message_format: wire.Format) -> bool:
         return wire.parse(body, _InputsMark, message_format).inputs is not UNSET
     except wire.Invalid:  # the endpoint says what is wrong
         return False
-
-
-def _endpoint_of(body: object) -> Endpoint[Any]:
-    return GENERATE_TEXT if isinstance(body, TextGenerationRequest) else GENERATE
 
 
 GENERATE_ROUTE = GenerateRouteEndpoint()

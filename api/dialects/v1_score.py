@@ -1,12 +1,12 @@
 """Serve `/v1/score`, which SGLang and vLLM have with different bodies: only SGLang's name `label_token_ids`. Pure."""
 
-from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from scorepool import wire
-from scorepool.api.dialects.protocol import Chat, Context, Dialect, Endpoint, JobCount
+from scorepool.api.dialects.either import EitherEndpoint
+from scorepool.api.dialects.protocol import Dialect, Endpoint
 from scorepool.api.dialects.sglang.score import SCORE, ScoringRequest, ScoringResponse
 from scorepool.api.dialects.vllm.score import SCORE_PAIRS, PairScoreRequest, PairScoreResponse
 
@@ -18,9 +18,7 @@ class _Mark(Struct):
     data_1: Raw | UnsetType = UNSET
 
 
-class V1ScoreEndpoint(Endpoint[Any]):
-    """Pass each body to the endpoint whose it is."""
-
+class V1ScoreEndpoint(EitherEndpoint):
     name = "score"
     path = "/v1/score"
     summary = "Probabilities of next tokens, or scores of pairs"
@@ -36,32 +34,16 @@ class V1ScoreEndpoint(Endpoint[Any]):
     def body_types(self) -> tuple[type, ...]:
         return ScoringRequest, PairScoreRequest
 
-    def parse(self, body: bytes, message_format: wire.Format = "json") -> Any:
+    def endpoint_for(self, body: bytes, message_format: wire.Format) -> Endpoint[Any]:
         try:
             mark = wire.parse(body, _Mark, message_format)
         except wire.Invalid:  # the endpoint says what is wrong
-            return SCORE.parse(body, message_format)
+            return SCORE
         is_pairs = mark.label_token_ids is UNSET and not mark.text_1 is mark.queries is mark.data_1 is UNSET
-        return (SCORE_PAIRS if is_pairs else SCORE).parse(body, message_format)
+        return SCORE_PAIRS if is_pairs else SCORE
 
-    def job_count(self, body: Any) -> JobCount:
-        return _endpoint_of(body).job_count(body)
-
-    def texts_to_encode(self, body: Any, served_model: wire.ServedModel) -> Iterable[str | Chat]:
-        return _endpoint_of(body).texts_to_encode(body, served_model)
-
-    def to_requests(self, body: Any, context: Context) -> Iterable[wire.Request]:
-        return _endpoint_of(body).to_requests(body, context)
-
-    def to_reply(self, body: Any, results: Sequence[wire.Result], context: Context) -> object:
-        return _endpoint_of(body).to_reply(body, results, context)
-
-    def field_name(self, body: Any, field: str) -> str:
-        return _endpoint_of(body).field_name(body, field)
-
-
-def _endpoint_of(body: object) -> Endpoint[Any]:
-    return SCORE_PAIRS if isinstance(body, PairScoreRequest) else SCORE
+    def endpoint_of(self, body: object) -> Endpoint[Any]:
+        return SCORE_PAIRS if isinstance(body, PairScoreRequest) else SCORE
 
 
 V1_SCORE = V1ScoreEndpoint()

@@ -29,7 +29,8 @@ class LeadingBatch:
         self._sequences: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         self._prefixes: WeakValueDictionary[int, Prefix] = WeakValueDictionary()
         self._prefix_numbers: WeakKeyDictionary[Prefix, int] = WeakKeyDictionary()
-        self._filled: set[int] = set()  # the prefixes that the others hold
+        self._filled: set[int] = set()  # the prefixes whose caches the others hold
+        self._unfilled: set[int] = set()  # those that the last call has only begun, and that may never be filled
 
     def prefill(self, slices: list[Slice]) -> mx.array:
         """Run slices on all ranks; see BatchRunner."""
@@ -37,8 +38,9 @@ class LeadingBatch:
         hidden = self._batch.prefill(slices)
         mx.async_eval(hidden)
         for slice_ in slices:
-            if slice_.fills_prefix is not None and slice_.fills_prefix.cache is not None:
-                self._filled.add(self._number_of_prefix(slice_.fills_prefix))
+            if slice_.fills_prefix is not None:
+                numbers = self._unfilled if slice_.fills_prefix.cache is None else self._filled
+                numbers.add(self._number_of_prefix(slice_.fills_prefix))
         return hidden
 
     def decode(self, slices: list[Slice], last_ids: mx.array) -> mx.array:
@@ -80,7 +82,8 @@ class LeadingBatch:
     def _send(self, call: messages.Call) -> None:
         dropped = [number for number in self._filled if self._is_dropped(number)]
         self._filled.difference_update(dropped)
-        self._ranks.send(msgpack.encode(messages.Message(call, dropped)))
+        self._ranks.send(msgpack.encode(messages.Message(call, [*dropped, *self._unfilled])))
+        self._unfilled.clear()
 
     def _is_dropped(self, number: int) -> bool:
         prefix = self._prefixes.get(number)

@@ -71,9 +71,7 @@ def fill_from_row(sequence: Sequence, row: CheckpointRow, identity: bytes, info:
     if is_classified and (info.classifier is None or len(row.class_logits or ()) != len(info.classifier.labels)):
         return False
     try:
-        embedding = (
-            None if row.embedding is None else list(struct.unpack(f"<{len(row.embedding) // 8}d", row.embedding))
-        )
+        embedding = None if row.embedding is None else _floats(row.embedding)
         fill_from_entry(sequence, row, info)
     except (TypeError, ValueError, OverflowError, struct.error):
         return False

@@ -13,7 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from scorepool import Client
+from scorepool import Client, wire
+from scorepool.api.dialects.openrlhf import rewards
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
 from survey import reference
@@ -236,7 +237,7 @@ def test_openrlhf_reads_the_reward_of_each_text(only_rm: str, served: Served):
 
     answer = httpx.post(f"{only_rm}/get_reward", json=body, timeout=60).json()
 
-    bare = [f"<bos>{TEXTS[index]}<eos>" for index in (0, 1, 3)]
+    bare = [f"<bos>{TEXTS[0]}<eos>", f"<bos>{TEXTS[1]}", f"<bos>{TEXTS[3]}<eos>"]  # the second was cut
     expected = [served.logits("rm", text, add_special_tokens=False)[0] for text in bare]
     ids = served.tokenizers["rm"](bare[0], add_special_tokens=False).input_ids
     assert (ids[0], ids[-1]) == (BOS, EOS)
@@ -244,6 +245,21 @@ def test_openrlhf_reads_the_reward_of_each_text(only_rm: str, served: Served):
     assert answer["rewards"] == pytest.approx(expected, abs=1e-4)
     assert answer["scores"] == answer["rewards"]
     assert answer["extra_logs"] == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "pad", "expected"),
+    [
+        ("<p><p>a<e><p>", "<p>", "a<e>"),
+        ("<e><e>a<e><e>", "<e>", "a<e>"),  # padded with the end token, of which one is the text's own
+        ("<e>a", "<e>", "a"),
+        ("<p>a<e>", None, "<p>a<e>"),
+    ],
+)
+def test_padding_around_a_text_is_left_out(text: str, pad: str | None, expected: str):
+    tokenizer = wire.TokenizerInfo(bos_token=None, eos_token="<e>", pad_token=pad, chat_template=None)
+
+    assert rewards._without_padding(text, tokenizer) == expected
 
 
 @pytest.mark.parametrize("side", [None, "left", "right"])

@@ -21,8 +21,7 @@ class RewardRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         Meta(
             min_length=1,
             max_length=MAX_LIST_LENGTH,
-            description="Texts with their special tokens. Padding and end tokens around a text are left out, and one "
-            "end token follows it, as in OpenRLHF's own server.",
+            description="Texts with their special tokens, none of which is added. Padding around a text is left out.",
         ),
     ]
     model: OptionalModel = None
@@ -57,7 +56,9 @@ class RewardEndpoint(Endpoint[RewardRequest]):
     def to_requests(self, body: RewardRequest, context: Context) -> Iterator[wire.Request]:
         assert context.served_model is not None
         classify_jobs.check_one_label(context.served_model)
-        items = [wire.ClassifyItem(prompt=_with_one_end(text, context.served_model.tokenizer)) for text in body.query]
+        items = [
+            wire.ClassifyItem(prompt=_without_padding(text, context.served_model.tokenizer)) for text in body.query
+        ]
         return classify_jobs.to_classify_jobs(
             items, context.served_model.id, context.timeout_s, add_special_tokens=False
         )
@@ -71,15 +72,17 @@ class RewardEndpoint(Endpoint[RewardRequest]):
         return _other_field(field) if found is None else f"query[{found[0]}]"
 
 
-def _with_one_end(text: str, tokenizer: wire.TokenizerInfo | None) -> str:
-    """Return the text without the padding and end tokens around it, and with one end token after it."""
-    end = (tokenizer and tokenizer.eos_token) or ""
-    around = [token for token in (end, tokenizer and tokenizer.pad_token) if token]
-    while found := next(filter(text.startswith, around), None):
-        text = text.removeprefix(found)
-    while found := next(filter(text.endswith, around), None):
-        text = text.removesuffix(found)
-    return text + end
+def _without_padding(text: str, tokenizer: wire.TokenizerInfo | None) -> str:
+    """Return the text without the padding around it. One end token stays where the model pads with it."""
+    pad = tokenizer and tokenizer.pad_token
+    if not pad:
+        return text
+    is_padded_after = text.endswith(pad)
+    while text.startswith(pad):
+        text = text.removeprefix(pad)
+    while text.endswith(pad):
+        text = text.removesuffix(pad)
+    return text + pad if is_padded_after and tokenizer and pad == tokenizer.eos_token else text
 
 
 _other_field = map_field({})

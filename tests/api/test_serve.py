@@ -78,3 +78,11 @@ def test_an_address_that_cannot_be_listened_on_is_named():
             listen("127.0.0.1", port)
     with pytest.raises(SettingsError, match=r"SCOREPOOL_HOST='no\.such\.invalid'"):
         listen("no.such.invalid", 1)
+
+
+def test_a_connection_sends_the_body_of_a_reply_without_waiting_for_the_acknowledgement_of_its_head():
+    (listener,) = listen("127.0.0.1", 0)
+    with listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

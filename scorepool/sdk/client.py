@@ -16,7 +16,8 @@ from scorepool.options import (
     ScoreOptions,
     TokenizeOptions,
 )
-from scorepool.sdk.async_client import MAX_IN_FLIGHT, AsyncClient
+from scorepool.sdk.async_client import AsyncClient
+from scorepool.sdk.async_jobs import MAX_IN_FLIGHT
 from scorepool.sdk.batches import Batches
 from scorepool.sdk.comparing import compare_requests
 from scorepool.sdk.connection import RETRY_S, AsyncConnection, url_and_key

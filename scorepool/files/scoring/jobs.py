@@ -8,7 +8,7 @@ from scorepool import wire
 from scorepool.files.errors import BadInput, FileError, ServerError
 from scorepool.files.rows import DoneRows
 from scorepool.sdk import AsyncClient, AsyncJobHandle, JobFailed, ScorepoolError
-from scorepool.sdk.async_client import ENDED, LONG_POLL_S
+from scorepool.sdk.async_jobs import ENDED, LONG_POLL_S
 from scorepool.sdk.splitting import result_of
 
 _REFUSED = frozenset({400, 413, 422})  # HTTP statuses for which a row may be to blame

@@ -107,5 +107,5 @@ async def wait_in_vain(url: str) -> None:
 
 
 def test_what_was_never_sent_is_given_up_at_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("scorepool.sdk.async_client.CANCEL_S", 1000.0)
+    monkeypatch.setattr("scorepool.sdk.async_jobs.CANCEL_S", 1000.0)
     asyncio.run(asyncio.wait_for(wait_in_vain(f"http://127.0.0.1:{free_port()}"), 60.0))

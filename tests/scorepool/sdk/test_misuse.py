@@ -27,7 +27,7 @@ from scorepool import (
 )
 from scorepool.local.demo import free_port
 from scorepool.sdk import connection
-from scorepool.sdk.async_client import MAX_IN_FLIGHT
+from scorepool.sdk.async_jobs import MAX_IN_FLIGHT
 from scorepool.sdk.calls import Call
 from tests.scorepool.sdk.test_client import ACCEPTED, FAILED, ID, JOB, MODELS, SCORE, Answer, Sent, server
 
@@ -213,7 +213,7 @@ def test_separators_of_unicode_in_a_text_do_not_end_a_line_of_a_stream():
 
 
 def test_a_silent_api_is_given_up_at_the_deadline(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("scorepool.sdk.async_client.GRACE_S", 0.1)
+    monkeypatch.setattr("scorepool.sdk.async_jobs.GRACE_S", 0.1)
     hang = threading.Event()
     with server(lambda: (hang.wait(30), (200, {}, wire.encode(JOB)))[1]) as url, Client(url) as sdk:
         with pytest.raises(Unreachable, match=f"job {ID} goes on"):
@@ -222,7 +222,7 @@ def test_a_silent_api_is_given_up_at_the_deadline(monkeypatch: pytest.MonkeyPatc
 
 
 def test_jobs_that_cannot_be_canceled_are_counted(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("scorepool.sdk.async_client.CANCEL_S", 0.3)
+    monkeypatch.setattr("scorepool.sdk.async_jobs.CANCEL_S", 0.3)
     with server(lambda: (202, {}, ACCEPTED)) as url:
         sdk = Client(url)
         sdk.submit(SCORE)
@@ -244,7 +244,7 @@ def test_a_job_whose_cancel_failed_is_canceled_at_the_end():
 def test_jobs_are_canceled_for_as_long_as_the_api_answers(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("scorepool.sdk.async_client.CANCEL_S", 3.0)
+    monkeypatch.setattr("scorepool.sdk.async_jobs.CANCEL_S", 3.0)
     accepted = [wire.Accepted(id=f"{number:032x}", status="queued", location="") for number in range(64)]
     sent: list[Sent] = []
 

@@ -81,7 +81,7 @@ def test_a_window_whose_api_is_away_ends_at_its_deadline():
 
 
 def test_a_stream_goes_on_after_its_last_event_when_the_api_is_back(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("scorepool.sdk.async_client.RECONNECT_S", 0.0)
+    monkeypatch.setattr("scorepool.sdk.async_jobs.RECONNECT_S", 0.0)
     seen: list[str | None] = []
     send_response = BaseHTTPRequestHandler.send_response
 
@@ -106,7 +106,7 @@ def test_a_stream_goes_on_after_its_last_event_when_the_api_is_back(monkeypatch:
 
 
 def test_a_stream_ends_at_its_own_deadline(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("scorepool.sdk.async_client.GRACE_S", 0.5)
+    monkeypatch.setattr("scorepool.sdk.async_jobs.GRACE_S", 0.5)
     silent = threading.Event()
     sent: list[Sent] = []
 

@@ -59,11 +59,18 @@ class Constraint(Protocol):
 
     error: str | None  # why no token can follow: the sequence ends at once
 
+    @property
+    def num_foreseen(self) -> int:
+        """The number of proposed tokens after which it is known what may follow: the leading ones."""
+
     def compile(self) -> Future[None]:
         """Start to compile the grammar, if nobody has. The future gets an InvalidRequest if it cannot be compiled."""
 
-    def prepare(self, generated: Ids[int]) -> None:
-        """Start to find the bitmask of what may follow `generated`: all generated tokens. Returns at once."""
+    def prepare(self, generated: Ids[int], proposed: Ids[int] = ()) -> None:
+        """Start to find the bitmask of what may follow `generated`: all generated tokens. Returns at once.
+
+        Also those of what may follow each of the proposed tokens after them, up to one that may not follow.
+        """
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait for the bitmask, without a limit if it is None. Return False if it is not there in time."""
@@ -71,8 +78,11 @@ class Constraint(Protocol):
     def restarted(self) -> "Constraint":
         """Return a constraint with the same grammar, before any token."""
 
-    def token_bitmask(self, generated: Ids[int]) -> bytes:
-        """Return one bit per token id, lowest id first, set if the token may follow `generated`. Waits for it."""
+    def token_bitmask(self, generated: Ids[int], num_proposed: int = 0) -> bytes:
+        """Return one bit per token id, lowest id first, set if the token may follow `generated`. Waits for it.
+
+        It is meant to follow the first `num_proposed` of the proposed tokens too, which are known since `prepare`.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,12 +232,9 @@ class Sequence:
         return self.sampling is not None and (self.sampling.needs_logits_processing or self.constraint is not None)
 
     def proposes_by(self, usual: str) -> Literal["ngram", "draft"] | None:
-        """Return what proposes its tokens, given what does usually; None: nothing.
-
-        What a constraint allows is known for one token at a time.
-        """
+        """Return what proposes its tokens, given what does usually; None: nothing."""
         method = self.speculation or usual
-        if self.sampling is None or self.constraint is not None:
+        if self.sampling is None:
             return None
         return "ngram" if method == "ngram" else "draft" if method == "draft" else None
 

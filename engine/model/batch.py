@@ -93,7 +93,8 @@ class PaddedBatch:
         self._paused: dict[Sequence, Cache] = {}
         self._decoding: list[Sequence] = []  # in the order of the cache's rows
         self._cache: Cache = []
-        self._num_pads: dict[Sequence, int] = {}  # right padding of rows, while proposed tokens are not verified
+        self._width = 0  # of proposed tokens and right padding in each row, while these are not verified
+        self._num_pads: dict[Sequence, int] = {}  # of the rows that have such
 
     def prefill(self, slices: list[Slice]) -> mx.array:
         """Run right-padded slices; see BatchRunner."""
@@ -115,7 +116,7 @@ class PaddedBatch:
         # The whole cache is computed together with the hidden states.
         if not any(slice_.proposed_ids for slice_ in slices):
             return self._backbone.forward_hidden(last_ids[:, None], self._cache, self._decoding).squeeze(1)
-        width = max(len(slice_.proposed_ids) for slice_ in slices)
+        self._width = width = max(len(slice_.proposed_ids) for slice_ in slices)
         self._num_pads = {slice_.sequence: width - len(slice_.proposed_ids) for slice_ in slices}
         rows = [[*slice_.proposed_ids, *[0] * (width - len(slice_.proposed_ids))] for slice_ in slices]
         token_ids = mx.concatenate([last_ids[:, None], mx.array(rows, dtype=last_ids.dtype)], axis=1)
@@ -143,8 +144,8 @@ class PaddedBatch:
         """Move rows out of the batch's cache; see BatchRunner."""
         for sequence in sequences:
             self._paused[sequence] = cache = kv_cache.take_row(self._cache, self._decoding.index(sequence))
-            if num_pads := self._num_pads.get(sequence):
-                kv_cache.drop_last_of_row(cache, num_pads)
+            if sequence in self._num_pads:  # nothing was sampled, so no proposed token was verified
+                kv_cache.drop_last_of_row(cache, self._width)
         self._drop_rows(sequences)
 
     def resume(self, sequences: list[Sequence]) -> None:

@@ -120,8 +120,7 @@ class ModelRunner:
                 if sequence not in results:
                     if sequence.finish_reason is not None:  # in an earlier step
                         continue
-                    slice_ = step.slices[sequence]
-                    results[sequence] = SliceResult(slice_, slice_.num_tokens - len(slice_.proposed_ids))
+                    results[sequence] = _result_of(step.slices[sequence])
                 result = results[sequence]
                 result.proposed_logprobs += found.proposed_logprobs
                 if result.error is None and not result.is_complete and sequence.finish_reason is None:
@@ -188,8 +187,9 @@ class ModelRunner:
         for query in queries:
             stop = start + len(query.positions)
             if query.sequence in late:
-                self._paused_rows[query.sequence] = mx.contiguous(rows[stop - 1 : stop])
-                query = replace(query, positions=query.positions[:-1])  # given tokens, which are reported now
+                first = stop - len(query.sampled_positions)  # those after it follow proposed tokens, which are dropped
+                self._paused_rows[query.sequence] = mx.contiguous(rows[first : first + 1])
+                query = replace(query, positions=query.positions[: first - start])  # given tokens are reported now
             if query.positions:
                 kept_queries.append(query)
                 kept_rows += range(start, start + len(query.positions))
@@ -277,6 +277,14 @@ class ModelRunner:
                 check_stop(sequence, self.tokenizer.token_bytes, self.tokenizer.eos_ids)
                 if not result.accept(token_id) or sequence.finish_reason is not None:
                     return
+
+
+def _result_of(slice_: Slice) -> SliceResult:
+    """Make the result of a slice, none of whose proposed tokens is accepted yet."""
+    result = SliceResult(slice_, slice_.num_tokens - len(slice_.proposed_ids))
+    if slice_.proposed_ids and slice_.sequence.constraint is not None:
+        result.num_acceptable = slice_.sequence.constraint.num_foreseen
+    return result
 
 
 def _await_last(pending: list[PendingLogprobs]) -> None:

@@ -25,7 +25,7 @@ def find_late(queries: list[LogprobQuery]) -> list[Sequence]:
     constrained: list[tuple[Sequence, Constraint]] = []
     for query in queries:
         if query.samples and query.sequence.constraint is not None:
-            query.sequence.constraint.prepare(_generated_on_host(query))
+            query.sequence.constraint.prepare(_generated_on_host(query), query.proposed)
             constrained.append((query.sequence, query.sequence.constraint))
     late: list[Sequence] = []
     now = time.monotonic()
@@ -91,7 +91,7 @@ def _process(row: mx.array, query: LogprobQuery, position: int) -> mx.array:
         row = logits_processors.apply_penalties(row, sequence.sampling, prompt_ids, _generated(query, position))
         row = _exclude(row, sequence.sampling, query, position)
     if sequence.constraint is not None:
-        bitmask = sequence.constraint.token_bitmask(_generated_on_host(query))
+        bitmask = sequence.constraint.token_bitmask(_generated_on_host(query), len(query.proposed_before(position)))
         row = logits_processors.apply_token_bitmask(row, bitmask)
     return row
 
@@ -113,7 +113,7 @@ def _generated(query: LogprobQuery, position: int) -> mx.array:
 
 
 def _generated_on_host(query: LogprobQuery) -> list[int]:
-    """Return the generated tokens as Python numbers, of a query without proposed ones. Waits for the device."""
+    """Return the generated tokens as Python numbers, without proposed ones. Waits for the device."""
     read_ids = _read_ids(query)
     return read_ids if query.last_id is None else [*read_ids, int(query.last_id.item())]  # type: ignore[arg-type]
 

@@ -52,7 +52,7 @@ class Scheduler:
         self.prefix_cache = prefix_cache
         self.speculator = speculator
         self.pace = pace or PrefillPace(0.0, max_batch_tokens // SHARE_BESIDE_DECODING)
-        self._verifies = False  # the step that was scheduled last has proposed tokens
+        self._num_proposed: dict[Sequence, int] = {}  # in the step that was scheduled last, of those that have any
         self.waiting = WaitingSequences()
         self.chunked_prefill: Slice | None = None  # what is left of a prefill too long for one step
         self.decoding: list[Sequence] = []
@@ -74,7 +74,7 @@ class Scheduler:
         """True if the next step depends on the tokens of the step that was scheduled last."""
         if self.speculator is None or not self.decoding:
             return False
-        return self._verifies or self.speculator.may_propose(self.decoding, self._max_decode_tokens)
+        return bool(self._num_proposed) or self.speculator.may_propose(self.decoding, self._max_decode_tokens)
 
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Append sequences to those that wait."""
@@ -111,11 +111,15 @@ class Scheduler:
         return SchedulerOutput(forwards, self._advance(forwards))
 
     def pause(self, sequences: Iterable[Sequence]) -> None:
-        """Let sequences of the step that was scheduled last wait for what may follow, which they have not sampled."""
+        """Let sequences of the step that was scheduled last wait for what may follow, which they have not sampled.
+
+        What was proposed for them is dropped.
+        """
         late = dict.fromkeys(sequences)
         if late:
             for sequence in late:
                 sequence.num_pauses += 1
+                sequence.num_computed -= self._num_proposed.get(sequence, 0)
             self.decoding = [sequence for sequence in self.decoding if sequence not in late]
             self.paused |= late
 
@@ -148,7 +152,8 @@ class Scheduler:
         proposed = [Proposal()] * len(self.decoding)
         if self.speculator and may_propose and self.decoding:
             proposed = self.speculator.propose(self.decoding, self._max_decode_tokens)
-        self._verifies = any(proposal.token_ids for proposal in proposed)
+        pairs = zip(self.decoding, proposed, strict=True)
+        self._num_proposed = {sequence: len(ids) for sequence, (ids, _) in pairs if ids}
         return [Slice.decode(sequence, *proposal) for sequence, proposal in zip(self.decoding, proposed, strict=True)]
 
     def _schedule_prefill(self, num_decode_tokens: int) -> list[Slice]:

@@ -6,6 +6,7 @@ resumption    no token: the last one went through the model in an earlier step, 
 speculation   the token that was sampled last and k proposed ones: a slice of k + 1
 """
 
+import sys
 from dataclasses import dataclass, field, replace
 
 from scorepool.engine.errors import EngineError
@@ -105,6 +106,7 @@ class SliceResult:
     num_accepted: int  # leading tokens of the slice that are part of the sequence: all but rejected proposals
     error: EngineError | None = None  # why the sequence cannot continue
     is_complete: bool = False  # no further token is sampled: the last one is not the proposed one, or comes after all
+    num_acceptable: int = sys.maxsize  # leading ones of the proposed tokens that may be accepted
     proposed_logprobs: list[float] = field(
         default_factory=list
     )  # of the proposed tokens, if their sequence reports them
@@ -133,7 +135,7 @@ class SliceResult:
         """Compare the next sampled token with the proposed one; return True if the one sampled after it counts."""
         proposed_ids = self.slice.proposed_ids
         index = self.num_accepted + len(proposed_ids) - self.slice.num_tokens
-        if index < len(proposed_ids) and proposed_ids[index] == token_id:
+        if index < min(len(proposed_ids), self.num_acceptable) and proposed_ids[index] == token_id:
             self.num_accepted += 1
         else:
             self.is_complete = True

@@ -18,6 +18,7 @@ class LateConstraint:
     error: str | None = None
 
     def __init__(self, seed: int, most_calls: int) -> None:
+        self.num_foreseen = 0
         self._rng = Random(seed)
         self._most_calls = most_calls
         self._num_asked = -1
@@ -26,17 +27,18 @@ class LateConstraint:
     def compile(self) -> Future[None]:
         raise NotImplementedError
 
-    def prepare(self, generated: Ids[int]) -> None:
+    def prepare(self, generated: Ids[int], proposed: Ids[int] = ()) -> None:
         if len(generated) != self._num_asked:
-            self._num_asked = len(generated)
+            self._num_asked, self.num_foreseen = len(generated), len(proposed)
             self._calls_left = self._rng.randrange(self._most_calls + 1)
 
     def wait(self, timeout_s: float | None) -> bool:
         self._calls_left -= 1
         return self._calls_left < 0
 
-    def token_bitmask(self, generated: Ids[int]) -> bytes:
+    def token_bitmask(self, generated: Ids[int], num_proposed: int = 0) -> bytes:
         assert self._num_asked == len(generated)
+        assert num_proposed <= self.num_foreseen
         assert self._calls_left < 0
         return b"\xff" * 100
 

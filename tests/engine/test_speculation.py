@@ -1,21 +1,30 @@
 """Proposed tokens change nothing but the time: ids, logprobs and ends are those of a run without them."""
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from random import Random
 from threading import Event
 
 import numpy as np
 import pytest
 
-from scorepool.engine import Engine, EngineSettings, Sampling, Sequence, core
+from scorepool.engine import ChatCodec, Engine, EngineSettings, Sampling, Sequence, Tokenizer, core
 from scorepool.engine.scheduling.proposals import Proposal, ProposalSource
 from scorepool.engine.scheduling.slice import SliceResult
+from scorepool.engine.text.chat.grammar import StructuredOutputSpec
+from scorepool.engine.text.chat.grammar_compiler import GrammarCompiler
 from tests.engine.oracle import Oracle, assert_agrees, filter_as_transformers
 from tests.engine.test_late_constraints import generating
-from tests.tiny_tokenizer import BOS
+from tests.tiny_tokenizer import BOS, EOS, build_tokenizer
 
 PAIRS = tuple((first, second) for first in range(3, 200) for second in range(3 + first % 2, 200, 2))
 FAMILIES = ["llama", "qwen3", "gpt2", "gpt_neox", "qwen3_moe"]
+SCHEMA = {
+    "type": "array",
+    "minItems": 3,
+    "items": {"type": "object", "properties": {"name": {"enum": ["dog", "fox"]}, "age": {"type": "integer"}}},
+}
+FORMS = (StructuredOutputSpec(json_schema=SCHEMA), StructuredOutputSpec(regex="(the (quick|lazy) (dog|fox) )+"))
 
 
 class ScriptedSpeculator:
@@ -63,8 +72,13 @@ def prompt(length: int, seed: int) -> list[int]:
     return [BOS, *(draw.randrange(3, 500) for _ in range(length - 1))]
 
 
+@cache
+def grammars() -> GrammarCompiler:
+    return ChatCodec(Tokenizer(build_tokenizer(), [EOS])).grammar_compiler
+
+
 def rows(max_tokens: int = 24) -> list[Sequence]:
-    """Make rows of every kind beside each other; two calls make equal ones."""
+    """Make rows of every kind beside each other; two calls make equal ones. The last ones follow grammars."""
 
     def row(seed: int, length: int, **options: object) -> Sequence:
         report = {name: options.pop(name) for name in ("score_from", "processed", "rank") if name in options}
@@ -81,7 +95,17 @@ def rows(max_tokens: int = 24) -> list[Sequence]:
         row(6, 3, min_tokens=6, stop_token_ids=tuple(range(3, 250)), ignore_eos=False),
         *(row(seed, 12) for seed in (7, 7)),  # two of one prompt, n > 1
         Sequence(token_ids=prompt(40, 8), score_from=1, entropy=True),
+        *(
+            constrained(row(seed, 8 * seed - 75, temperature=seed - 10, ignore_eos=False), seed - 10)
+            for seed in (10, 11)
+        ),
     ]
+
+
+def constrained(sequence: Sequence, form: int) -> Sequence:
+    """Let a row follow a grammar, however long its process takes for a step."""
+    sequence.constraint = grammars().constraints(FORMS[form], None)[0]
+    return sequence
 
 
 @pytest.fixture
@@ -144,13 +168,14 @@ def test_rows_with_proposals_have_the_tokens_of_a_plain_run_and_the_logprobs_of_
         assert_agrees(other, oracle_of(name))
     assert verified[0].token_ids[5:] == oracle_of(name).greedy(verified[0].token_ids, 5)
     assert {0, 1, 2, 3} < set(speculator.accepted)
+    assert all(0 < other.num_accepted < other.num_proposed for other in verified if other.constraint is not None)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", pytest.param("mamba", marks=pytest.mark.soak)])
 def test_exact_mode_has_the_same_bits_with_proposals(
     name: str, engine_of: Callable[..., Engine], speculate: Callable[..., ScriptedSpeculator]
 ):
-    plain, verified = rows(70)[:5:2], rows(70)[:5:2]
+    plain, verified = ([made[index] for index in (0, 2, 4, -1)] for made in (rows(70), rows(70)))
     for future in [engine_of(name, mode="exact").add([sequence]) for sequence in plain]:
         future.result(60)
 
@@ -205,19 +230,20 @@ def test_late_constraints_beside_proposals_change_no_row(
     oracle_of: Callable[[str], Oracle],
     speculate: Callable[..., ScriptedSpeculator],
 ):
-    plain = rows()
+    def late(most_calls: int) -> list[Sequence]:
+        return [generating(seed, most_calls, num_given=3 + seed, top_logprobs=2) for seed in range(3)]
+
+    plain, verified = [*late(0), *rows()], [*late(4), *rows()]
     for future in [engine_of("llama").add([sequence]) for sequence in plain]:
         future.result(60)
-    late = [generating(seed, 4, num_given=3 + seed, top_logprobs=2) for seed in range(3)]
 
-    verified = rows()
-    speculate("llama", plain, [*late, *verified])
+    speculate("llama", plain, verified)
 
     for one, other in zip(plain, verified, strict=True):
         assert other.token_ids == one.token_ids
-    for sequence in [*late, *verified]:
-        assert_agrees(sequence, oracle_of("llama"))
-    assert sum(sequence.num_pauses for sequence in late)
+        assert_agrees(other, oracle_of("llama"))
+    assert sum(sequence.num_accepted for sequence in verified[:3])
+    assert sum(sequence.num_pauses for sequence in verified[:3])
 
 
 def test_sampled_rows_with_proposals_have_the_distribution_of_the_model(

@@ -118,8 +118,6 @@ def _to_generated(
     is_processed = request.logprobs and request.logprobs_mode == "processed_logprobs"
     prepared = []
     for index, constraint in enumerate(constraints_of(request, chat_prompt, codec, owner)):
-        if constraint is not None:
-            _check_unproposed(request)
         sequence = Sequence(
             token_ids=list(prompt_ids),
             score_from=_score_from(request, len(prompt_ids), max_tokens),
@@ -170,16 +168,6 @@ def _sampling(request: wire.Generate, index: int, max_tokens: int, exclusions: E
         frequency_penalty=request.frequency_penalty,
         repetition_penalty=request.repetition_penalty,
     )
-
-
-def _check_unproposed(request: wire.Generate) -> None:
-    """Check that a constrained generation asks for no proposals. Raises JobError."""
-    if request.speculation in ("ngram", "draft"):
-        raise invalid_request(
-            "speculation",
-            "expected off or null beside a grammar, a schema or forced tool calls, because what they allow is known "
-            f"for one token at a time; found {request.speculation}",
-        )
 
 
 def _check_min_tokens(request: wire.Generate, max_tokens: int) -> None:

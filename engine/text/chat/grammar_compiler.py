@@ -32,6 +32,7 @@ class GrammarConstraint:
         self.error: str | None = None  # why no token can follow any more: the sequence ends at once
         self.number = next(_numbers)
         self.generated: Sequence[int] = ()
+        self.proposed: Sequence[int] = ()
         self.num_consumed = 0
         self.run = 0
         self.reply: Reply | None = None
@@ -45,12 +46,20 @@ class GrammarConstraint:
         """Have the grammar compiled, for all sequences that have it. The future gets InvalidRequest if it cannot be."""
         return self._compiler.grammars.compile(self._grammar)
 
-    def prepare(self, generated: Sequence[int]) -> None:
-        """Have the bitmask found for what follows these tokens: those of the last call and those since."""
+    @property
+    def num_foreseen(self) -> int:
+        """The number of proposed tokens after which it is known what may follow: the leading ones."""
+        return len(self.reply.bitmasks) - 1 if self.error is None and self.reply is not None else 0
+
+    def prepare(self, generated: Sequence[int], proposed: Sequence[int] = ()) -> None:
+        """Have the bitmask found for what follows these tokens: those of the last call and those since.
+
+        Also those for what follows each of the proposed tokens after them, as far as these may follow.
+        """
         if self._num_asked == len(generated):
             return
-        self._num_asked, self.generated = len(generated), generated
-        self.reply = self._grammar.first_reply if not generated else None
+        self._num_asked, self.generated, self.proposed = len(generated), generated, proposed
+        self.reply = self._grammar.first_reply if not generated and not proposed else None
         if self.error is None and self.reply is None:
             self._compiler.grammars.ask(self._grammar, self)
 
@@ -64,15 +73,19 @@ class GrammarConstraint:
         """Return a constraint with the same grammar, before any token."""
         return GrammarConstraint(self._compiler, self._grammar, self._eos_bitmask)
 
-    def token_bitmask(self, generated: Sequence[int]) -> bytes:
-        """Return one bit per token id, the lowest first: 1 if the token may follow. Waits for it."""
+    def token_bitmask(self, generated: Sequence[int], num_proposed: int = 0) -> bytes:
+        """Return one bit per token id, the lowest first: 1 if the token may follow. Waits for it.
+
+        What follows is meant to follow as many of the proposed tokens; more than `num_foreseen` cannot all be accepted.
+        """
         self.prepare(generated)
         self.wait(None)
         if self.error is None and self.reply is not None and self.reply.error is not None:
             self.error = self.reply.error
-        if self.error is not None or self.reply is None or self.reply.bitmask is None:
+        if self.error is not None or self.reply is None:
             return self._eos_bitmask
-        return self.reply.bitmask
+        bitmasks = self.reply.bitmasks
+        return bitmasks[min(num_proposed, len(bitmasks) - 1)] or self._eos_bitmask
 
 
 class GrammarCompiler:

@@ -219,7 +219,6 @@ def test_a_request_chooses_what_proposes_and_usage_says_it(stack: Stack, specula
         ({"speculation_tokens": 0}, "speculation_tokens", ">= 1"),
         ({"speculation_tokens": 17}, "speculation_tokens", "<= 16"),
         ({"speculation": "off", "speculation_tokens": 2}, "speculation_tokens", "does not go with `speculation` off"),
-        ({"speculation": "ngram", "response_format": {"type": "json_object"}}, "speculation", "beside a grammar"),
     ],
 )
 def test_a_choice_that_a_worker_has_not_is_refused_by_name(
@@ -230,6 +229,23 @@ def test_a_choice_that_a_worker_has_not_is_refused_by_name(
     assert reply.status_code == 400, reply.text
     error = reply.json()["error"]
     assert (error["param"], sentence in error["message"]) == (field, True), error
+
+
+def test_an_answer_in_a_form_is_that_of_plain_generation(stack: Stack, speculating: Stack):
+    schema = {"type": "array", "minItems": 6, "maxItems": 6, "items": {"enum": ["again"]}}
+    form = {"type": "json_schema", "json_schema": {"name": "words", "schema": schema}}
+    options = {"response_format": form, "logit_bias": {}, "ignore_eos": False, "max_tokens": 150, "temperature": 0}
+    text = json.dumps(["again"] * 6)
+    plain, found = (complete(one, **options, logprobs=1) for one in (stack, speculating))
+    until = time.monotonic() + 60
+    while not accepted_tokens(found):
+        assert time.monotonic() < until
+        found = complete(speculating, **options, logprobs=1, speculation="ngram")
+
+    assert json.loads(found["choices"][0]["text"]) == json.loads(text)
+    assert found["choices"][0]["text"] == plain["choices"][0]["text"]
+    right, logprobs = (one["choices"][0]["logprobs"]["token_logprobs"] for one in (plain, found))
+    assert logprobs == pytest.approx(right, abs=1e-4)
 
 
 def test_a_worker_without_speculation_takes_off_alone(stack: Stack):

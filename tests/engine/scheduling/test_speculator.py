@@ -53,15 +53,17 @@ def test_no_limit_is_exceeded(num_left: list[int], max_width: int, able: int, ma
     assert width or not speculator.may_propose(sequences, max_tokens) or min(num_left) < 4 or able < 2
 
 
-def test_rows_that_repeat_are_proposed_for_and_constrained_ones_are_not():
-    free, bound = repeating(20), repeating(20, constrained=True)
-    speculator = speculator_of([free, bound])
+def test_rows_that_repeat_are_proposed_for_and_those_that_only_score_are_not():
+    free, bound, scored = repeating(20), repeating(20, constrained=True), repeating(20)
+    scored.sampling = None
+    speculator = speculator_of([free, bound, scored])
 
-    assert speculator.may_propose([free, bound], 100)
-    proposed = speculator.propose([free, bound], 100)
+    assert speculator.may_propose([free, bound, scored], 100)
+    proposed = speculator.propose([free, bound, scored], 100)
 
     assert len(proposed[0].token_ids) > 2
-    assert proposed[1] == Proposal()
+    assert proposed[1] == proposed[0]
+    assert proposed[2] == Proposal()
 
 
 @pytest.mark.parametrize("num_forgotten", [0, 1])

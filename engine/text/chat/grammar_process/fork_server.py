@@ -22,6 +22,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -35,9 +36,13 @@ FORK, KILL = b"F", b"K"
 
 # From and to the process of a grammar.
 COMPILE = struct.Struct("<dI")  # seconds of CPU time, niceness; then the grammar
-STEP = struct.Struct("<II")  # number of the sequence, number of new tokens; then the tokens as 32-bit numbers
-REPLY = struct.Struct("<cIQ?")  # kind, number of the sequence, bytes of memory, is slow; then the bitmask or the error
-BITMASK, ENDED, ERROR = b"B", b"E", b"X"  # ENDED: only an end token may follow
+# Number of the sequence, number of new tokens, of proposed tokens after them; then the tokens as 32-bit numbers.
+STEP = struct.Struct("<III")
+# Kind, number of the sequence, bytes of memory, is slow, number of bitmasks; then these, or the error.
+REPLY = struct.Struct("<cIQ?I")
+# ENDED: only an end token may follow what the bitmasks are about. There is a bitmask for each proposed token that may
+# follow, beside the first.
+BITMASK, ENDED, ERROR = b"B", b"E", b"X"
 FORGET = 0xFFFFFFFF  # in place of a number of new tokens: the sequence is over
 
 EXIT_MEMORY = 3
@@ -92,22 +97,23 @@ class Grammar:
 
     def _step(self, message: memoryview) -> memoryview:
         """Answer the first step of a message; return the rest."""
-        sequence, num_new = STEP.unpack_from(message)
+        sequence, num_new, num_proposed = STEP.unpack_from(message)
         rest = message[STEP.size :]
         if num_new == FORGET:
             self._matchers.pop(sequence, None)
             return rest
-        tokens, rest = rest[: num_new * 4].cast("I"), rest[num_new * 4 :]
+        num_tokens = num_new + num_proposed
+        tokens, rest = rest[: num_tokens * 4].cast("I"), rest[num_tokens * 4 :]
         if sequence not in self._matchers and self._matcher is not None:
             self._matchers[sequence] = self._matcher.deep_copy()
         matcher = self._matchers[sequence]
         began_s = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, STEP_S)
-        for token_id in tokens:
+        for token_id in tokens[:num_new]:
             if matcher.is_stopped() or not matcher.consume_token(token_id):
                 break
-        self._num_steps += len(tokens)
-        self._answer(sequence, matcher)
+        self._num_steps += num_new
+        self._answer(sequence, matcher, tokens[num_new:])
         self._charge(time.process_time() - began_s)
         return rest
 
@@ -119,17 +125,38 @@ class Grammar:
         if self._spent_s > SPENT_S + SPENT_PER_STEP_S * self._num_steps:
             os.kill(os.getpid(), signal.SIGPROF)
 
-    def _answer(self, sequence: int, matcher: LLMatcher) -> None:
-        """Send what may follow."""
-        bitmask = b"" if matcher.is_stopped() else matcher.compute_bitmask()
+    def _answer(self, sequence: int, matcher: LLMatcher, proposed: Sequence[int] = ()) -> None:
+        """Send what may follow, and what may follow after each of the proposed tokens that may."""
+        bitmasks = [] if matcher.is_stopped() else [matcher.compute_bitmask()]
+        has_ended = not bitmasks
+        if proposed and bitmasks and not matcher.is_error():
+            has_ended = self._foresee(matcher, proposed, bitmasks)
         signal.setitimer(signal.ITIMER_PROF, 0)
         if (memory := self._memory()) > MEMORY_BYTES:
             os._exit(EXIT_MEMORY)
+        kind, payload = (ENDED if has_ended else BITMASK), b"".join(bitmasks)
         if matcher.is_error():
             kind, payload = ERROR, matcher.get_error().encode()[:MAX_ERROR_BYTES]
-        else:
-            kind, payload = (BITMASK if bitmask else ENDED), bitmask
-        self._connection.send_bytes(REPLY.pack(kind, sequence, memory, self._is_slow) + payload)
+        self._connection.send_bytes(REPLY.pack(kind, sequence, memory, self._is_slow, len(bitmasks)) + payload)
+
+    def _foresee(self, matcher: LLMatcher, proposed: Sequence[int], bitmasks: list[bytes]) -> bool:
+        """Append the bitmask after each proposed token, up to one that may not follow or that the grammar fails at.
+
+        Return True if only an end token may follow the last one. The matcher stays where it is.
+        """
+        ahead = matcher.deep_copy()
+        for token_id in proposed:
+            signal.setitimer(signal.ITIMER_PROF, STEP_S)
+            if not ahead.try_consume_tokens([token_id]):
+                break
+            self._num_steps += 1
+            if ahead.is_stopped():
+                return not ahead.is_error()
+            bitmask = ahead.compute_bitmask()
+            if ahead.is_error():
+                break
+            bitmasks.append(bitmask)
+        return False
 
     def _memory(self) -> int:
         return max(0, peak_memory_bytes() - self._base_bytes)

@@ -21,9 +21,9 @@ from scorepool.engine.text.chat.grammar_process.compile_queue import LANES, Lane
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What may follow. Nothing but an end token if there is neither a bitmask nor an error."""
+    """What may follow, and what may follow after each proposed token that may. Nothing if there is an error."""
 
-    bitmask: bytes | None = None
+    bitmasks: Sequence[bytes | None] = (None,)  # None: only an end token
     error: str | None = None
 
 
@@ -32,6 +32,7 @@ class Asker(Protocol):
 
     number: int
     generated: Sequence[int]  # the tokens after which it wants one
+    proposed: Sequence[int]  # those after each of which it also wants one, if they may follow
     num_consumed: int  # tokens that the process has, or was sent
     run: int  # of the grammar's process, that has them
     reply: Reply | None
@@ -84,12 +85,14 @@ class GrammarProcess:
 
     def read(self, message: bytes) -> None:
         """Take in a message of its process."""
-        kind, number, self.memory_bytes, self.is_slow = fork_server.REPLY.unpack_from(message)
+        kind, number, self.memory_bytes, self.is_slow, num_bitmasks = fork_server.REPLY.unpack_from(message)
         payload = message[fork_server.REPLY.size :]
-        reply = Reply(
-            bitmask=payload if kind == fork_server.BITMASK else None,
-            error=self.explain(self.text, payload.decode(errors="replace")) if kind == fork_server.ERROR else None,
-        )
+        if kind == fork_server.ERROR:
+            reply = Reply(error=self.explain(self.text, payload.decode(errors="replace")))
+        else:
+            size = len(payload) // max(1, num_bitmasks)
+            bitmasks = [payload[start : start + size] for start in range(0, len(payload), max(1, size))]
+            reply = Reply([*bitmasks, None] if kind == fork_server.ENDED else bitmasks)
         if self.state == "compiling":
             self.first_reply = reply
         elif asker := self.asking.pop(number, None):
@@ -115,8 +118,9 @@ class GrammarProcess:
             asker.run, asker.num_consumed = self.run, 0  # a new process has to consume all tokens
         new = array("I", asker.generated[asker.num_consumed :])
         asker.num_consumed = len(asker.generated)
-        return fork_server.STEP.pack(asker.number, len(new)) + new.tobytes()
+        proposed = array("I", asker.proposed)
+        return fork_server.STEP.pack(asker.number, len(new), len(proposed)) + new.tobytes() + proposed.tobytes()
 
     def _forget(self) -> Iterator[bytes]:
         while self.forgotten:
-            yield fork_server.STEP.pack(self.forgotten.popleft(), fork_server.FORGET)
+            yield fork_server.STEP.pack(self.forgotten.popleft(), fork_server.FORGET, 0)

@@ -145,6 +145,38 @@ def test_a_killed_process_starts_again_where_it_was():
     assert constraint.error is None
 
 
+def test_what_may_follow_proposed_tokens_is_known_up_to_one_that_may_not():
+    chat = ChatCodec(chat_codec_of("json_tools").tokenizer)
+    schema = {"type": "array", "items": {"enum": ["abc", "abd"]}, "minItems": 2, "maxItems": 2}
+    steps, ahead = constraint_of(chat, schema), constraint_of(chat, schema)
+    right, wrong = ids_of("json_tools", '["abc","abd"]'), ids_of("json_tools", "x")
+    one_by_one = [steps.token_bitmask(right[:length]) for length in range(len(right) + 1)]
+
+    for start, num_right, rest in ((2, 3, wrong), (5, 0, wrong), (6, len(right) - 6, []), (len(right), 0, wrong * 2)):
+        proposed = [*right[start : start + num_right], *rest]
+        ahead.prepare(right[:start], proposed)
+        found = [ahead.token_bitmask(right[:start], number) for number in range(num_right + 1)]
+
+        assert found == one_by_one[start : start + num_right + 1]
+        assert ahead.num_foreseen == num_right
+    assert ahead.error is None
+
+
+def test_a_grammar_that_fails_after_a_proposed_token_fails_only_if_it_comes_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    script = tmp_path / "fork_server.py"
+    source = Path(fork_server.__file__).read_text()
+    script.write_text(source.replace("if ahead.is_error():\n", "if len(bitmasks) == 3:\n"))
+    monkeypatch.setattr(fork_server, "__file__", str(script))
+    constraint = constraint_of(ChatCodec(chat_codec_of("json_tools").tokenizer), {"enum": ["abcdef"]})
+
+    constraint.prepare([], ids_of("json_tools", '"abcdef"'))
+
+    assert constraint.wait(60)
+    assert (constraint.num_foreseen, constraint.error) == (2, None)
+
+
 @pytest.fixture
 def sockets(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
     """Collect the sockets that are made as pairs."""

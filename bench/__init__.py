@@ -3,6 +3,7 @@
 adapters        rows of LoRA adapters in one batch, in a batch per adapter, and row by row
 agreement       logprobs against transformers, alone and in batches
 client_decoding  a client's time to read results, packed and not
+constrained     generating rows beside one with a grammar, against beside one without
 generate        generation against mlx_lm.batch_generate, and beside scoring
 job_queue       the cost of a job that computes nothing, against RQ, arq, dramatiq and celery
 latency         streamed completions against mlx_lm.server

@@ -21,7 +21,17 @@ def logs_of_other_tests() -> Iterator[None]:
 
 
 SLOW = (
-    *("adapters", "batch_order", "job_queue", "latency", "linearity", "many_models", "memory", "profile"),
+    *(
+        "adapters",
+        "batch_order",
+        "constrained",
+        "job_queue",
+        "latency",
+        "linearity",
+        "many_models",
+        "memory",
+        "profile",
+    ),
     *("reload", "result_cache", "targets"),
 )
 

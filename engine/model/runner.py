@@ -9,6 +9,7 @@ token goes from step to step on the device.
 
 import gc
 from dataclasses import dataclass, replace
+from functools import partial
 
 import mlx.core as mx
 
@@ -101,13 +102,18 @@ class ModelRunner:
                     queries.append(self._query(slice_, predictors, row, last_ids))
                 num_rows += len(predictors)
         pooled, rows = pooling.pool(embedded, mx.concatenate(hidden))
+        logits: mx.array | None = None
         late: list[Sequence] = []
         if any(query.sequence.constraint is not None for query in queries):
-            mx.async_eval(rows)  # the device computes while the host reads the last tokens, and others what may follow
-            late = find_late(queries)
+            # The device computes while the host reads the last tokens, and others what may follow.
+            logits = self._logits(rows) if self._fits_one_head(rows) else None
+            in_flight = rows if logits is None else logits
+            mx.async_eval(in_flight)
+            late = find_late(queries, partial(mx.eval, in_flight))
         if late:
-            queries, rows = self._pause(late, queries, rows)
-        pending = self._compute(queries, rows)
+            queries, kept = self._pause(late, queries, rows)
+            rows, logits = rows[kept], None if logits is None else logits[kept]
+        pending = self._compute(queries, rows, logits)
         self._remember_sampled_rows(pending)
         return LaunchedStep(slices, pending, pooled), late
 
@@ -180,7 +186,7 @@ class ModelRunner:
     def _pause(
         self, late: list[Sequence], queries: list[LogprobQuery], rows: mx.array
     ) -> tuple[list[LogprobQuery], mx.array]:
-        """Keep the hidden states from which sequences will sample. Return the queries and the rows without those."""
+        """Keep the hidden states from which sequences will sample. Return the other queries, and their rows."""
         kept_queries: list[LogprobQuery] = []
         kept_rows: list[int] = []
         start = 0
@@ -196,7 +202,7 @@ class ModelRunner:
             start = stop
         self.batch.pause(late)
         mx.async_eval([self._paused_rows[sequence] for sequence in late])
-        return kept_queries, rows[mx.array(kept_rows)] if kept_rows else rows[:0]
+        return kept_queries, mx.array(kept_rows, dtype=mx.int32)
 
     def _resume(self, sequences: list[Sequence]) -> list[mx.array]:
         """Let paused sequences decode again; return the hidden states from which they sample now."""
@@ -235,11 +241,15 @@ class ModelRunner:
         token_ids = [chunk.token_ids for chunk in pending]
         self._token_ids = mx.concatenate(token_ids) if token_ids else mx.array([], dtype=mx.int32)
 
-    def _compute(self, queries: list[LogprobQuery], rows: mx.array) -> list[PendingLogprobs]:
-        """Launch heads and logprobs in chunks of rows, each awaited before the next.
+    def _compute(
+        self, queries: list[LogprobQuery], rows: mx.array, logits: mx.array | None = None
+    ) -> list[PendingLogprobs]:
+        """Launch heads and logprobs in chunks of rows, each awaited before the next. `logits` are those of all rows.
 
         No more than LOGITS_BYTES of logits exist at a time.
         """
+        if logits is not None:
+            return [compute_logprobs(queries, logits)] if queries else []
         pending: list[PendingLogprobs] = []
         if self.model_info.mode == "exact":
             for head in assign_heads(queries):
@@ -252,6 +262,11 @@ class ModelRunner:
             start = number * max_rows
             pending.append(compute_logprobs(chunk, self._logits(rows[start : start + max_rows])))
         return pending
+
+    def _fits_one_head(self, rows: mx.array) -> bool:
+        """True if the logits of these rows are computed at once."""
+        fits = 0 < rows.shape[0] <= rows_at_once(self.model_info.vocab_size, rows.dtype.size)
+        return fits and self.model_info.mode != "exact"
 
     def _exact_logits(self, rows: mx.array, row_of_slot: dict[int, int]) -> mx.array:
         """Run a head of EXACT_ROWS rows: those in their slots, anything in the other slots."""

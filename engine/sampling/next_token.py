@@ -1,7 +1,7 @@
 """Find the token of every row of logits: given, or sampled now after the sequence's logits processors."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 
 import mlx.core as mx
@@ -11,32 +11,46 @@ from scorepool.engine.sampling.query import LogprobQuery
 from scorepool.engine.sampling.stop import min_tokens_banned_ids
 from scorepool.engine.sequence import Constraint, Sampling, Sequence
 
-PATIENCE_S = 0.02  # for which a step waits for constraints
+PATIENCE_S = 0.02  # for which a step waits for constraints after the device has computed the logits
+FREE_S = 0.001  # for which it waits before it asks whether the device has
 HELD_UP_S = 0.1
 HELD_UP_PER_TOKEN_S = 0.001
 
 
-def find_late(queries: list[LogprobQuery]) -> list[Sequence]:
+def find_late(queries: list[LogprobQuery], wait_for_device: Callable[[], None]) -> list[Sequence]:
     """Have the constraints of all rows that are sampled now find what may follow. Return the sequences that must wait.
 
-    Waits for the last tokens, then no longer than PATIENCE_S for all constraints together. A sequence that has held up
-    the steps for HELD_UP_S, beside HELD_UP_PER_TOKEN_S for each token, is waited for no longer than that.
+    Waits for the last tokens. While the device computes the logits, waiting holds up nobody. After that it waits no
+    longer than PATIENCE_S for all constraints together, and for a sequence that has held up the steps for HELD_UP_S,
+    beside HELD_UP_PER_TOKEN_S for each token, no longer than that.
     """
     constrained: list[tuple[Sequence, Constraint]] = []
     for query in queries:
         if query.samples and query.sequence.constraint is not None:
             query.sequence.constraint.prepare(_generated_on_host(query), query.proposed)
             constrained.append((query.sequence, query.sequence.constraint))
+    missing = _wait_for_all(constrained, time.monotonic() + FREE_S)
+    if missing:
+        wait_for_device()
     late: list[Sequence] = []
     now = time.monotonic()
     deadline = now + PATIENCE_S
-    for sequence, constraint in constrained:
+    for sequence, constraint in missing:
         earned_s = HELD_UP_S + HELD_UP_PER_TOKEN_S * sequence.num_generated - sequence.held_up_s
         if not constraint.wait(max(0.0, min(deadline - now, max(earned_s, HELD_UP_PER_TOKEN_S)))):
             late.append(sequence)
         began, now = now, time.monotonic()
         sequence.held_up_s += now - began
     return late
+
+
+def _wait_for_all(constrained: list[tuple[Sequence, Constraint]], deadline: float) -> list[tuple[Sequence, Constraint]]:
+    """Wait until a time.monotonic(), and return those that do not know by then what may follow."""
+    return [
+        (sequence, constraint)
+        for sequence, constraint in constrained
+        if not constraint.wait(max(0.0, deadline - time.monotonic()))
+    ]
 
 
 def tokens_of_rows(queries: list[LogprobQuery], logits: mx.array) -> tuple[mx.array, sample.Sampled | None]:
@@ -78,8 +92,11 @@ def _sample(sampling: list[tuple[LogprobQuery, int]], logits: mx.array) -> sampl
         samplings.append(sequence.sampling)
         keys.append(sample.noise_key(sequence.noise_seed, position - sequence.num_input_tokens))
         banned_ids.append(min_tokens_banned_ids(sequence, position, query.eos_ids))
-    if any(query.sequence.needs_logits_processing for query, _ in sampling):
-        logits = mx.stack([_process(row, *where) for row, where in zip(logits, sampling, strict=True)])
+    rows = [row for row, (query, _) in enumerate(sampling) if query.sequence.needs_logits_processing]
+    if rows:
+        processed = mx.stack([_process(logits[row], *sampling[row]) for row in rows])
+        is_all = len(rows) == len(sampling)
+        logits = processed if is_all else sample.replace_rows(logits, mx.array(rows), processed)
     return sample.sample(logits_processors.mask_banned(logits, banned_ids), samplings, keys)
 
 

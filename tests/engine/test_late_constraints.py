@@ -6,9 +6,12 @@ from collections.abc import Sequence as Ids
 from concurrent.futures import Future
 from random import Random
 
+import mlx.core as mx
 import pytest
 
 from scorepool.engine import Engine, Sampling, Sequence
+from scorepool.engine.sampling.next_token import find_late
+from scorepool.engine.sampling.query import LogprobQuery
 from tests.engine.oracle import Oracle, assert_agrees
 
 
@@ -108,3 +111,58 @@ def test_an_end_token_ends_a_sequence_that_was_paused_after_it(engine: Engine):
 
     assert sequence.finish_reason == "stop"
     assert sequence.num_generated == 1
+
+
+class SlowConstraint(LateConstraint):
+    """Knows what may follow some time after it was asked."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._known_at = 0.0
+
+    def prepare(self, generated: Ids[int]) -> None:
+        self._known_at = time.monotonic() + self._seconds
+
+    def wait(self, timeout_s: float | None) -> bool:
+        missing_s = self._known_at - time.monotonic()
+        time.sleep(max(0.0, missing_s if timeout_s is None else min(timeout_s, missing_s)))
+        return missing_s <= (timeout_s or 0)
+
+
+def test_a_constraint_that_answers_before_the_device_does_holds_up_nobody():
+    sequence = generating(1)
+    sequence.constraint = SlowConstraint(0.15)
+    query = LogprobQuery(sequence, range(5, 6))
+
+    assert find_late([query], lambda: time.sleep(0.3)) == []
+
+    assert sequence.held_up_s < 0.1
+
+
+def test_a_constraint_that_answers_long_after_the_device_did_is_late():
+    sequence = generating(1)
+    sequence.constraint = SlowConstraint(5.0)
+
+    assert find_late([LogprobQuery(sequence, range(5, 6))], lambda: None) == [sequence]
+
+
+def test_the_device_computes_logits_while_a_constraint_is_waited_for(engine: Engine, monkeypatch: pytest.MonkeyPatch):
+    launched: list[int] = []
+    before_wait: list[int] = []
+    async_eval = mx.async_eval
+
+    def note(*arrays: object) -> None:
+        launched.extend(array.shape[-1] for array in arrays if isinstance(array, mx.array) and array.ndim == 2)
+        async_eval(*arrays)
+
+    class Watching(LateConstraint):
+        def wait(self, timeout_s: float | None) -> bool:
+            before_wait.append(launched[-1])
+            return super().wait(timeout_s)
+
+    monkeypatch.setattr(mx, "async_eval", note)
+    sequence = generating(3)
+    sequence.constraint = Watching(0, 0)
+    engine.add([sequence, generating(4)]).result(60)
+
+    assert set(before_wait) == {engine.model_info.vocab_size}

@@ -120,7 +120,7 @@ class SlowConstraint(LateConstraint):
         self._seconds = seconds
         self._known_at = 0.0
 
-    def prepare(self, generated: Ids[int]) -> None:
+    def prepare(self, generated: Ids[int], proposed: Ids[int] = ()) -> None:
         self._known_at = time.monotonic() + self._seconds
 
     def wait(self, timeout_s: float | None) -> bool:

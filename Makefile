@@ -46,6 +46,7 @@ bench: .venv/dev
 	$(BIN)/python -m bench.many_models --model wide
 	$(BIN)/python -m bench.generate
 	$(BIN)/python -m bench.speculation
+	$(BIN)/python -m bench.sparse_prefill
 	$(BIN)/python -m bench.through_queue --runs 3
 	$(BIN)/python -m bench.latency
 	$(BIN)/python -m bench.job_queue

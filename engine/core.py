@@ -21,6 +21,7 @@ from scorepool.engine.scheduling.kv_budget import KVBudget
 from scorepool.engine.scheduling.prefill_pace import PrefillPace
 from scorepool.engine.scheduling.prefix_cache import PrefixCache, Store
 from scorepool.engine.scheduling.prefix_stats import PrefixCounts, PrefixStats
+from scorepool.engine.scheduling.prompt_selection import PromptScorer, PromptSelection, selects
 from scorepool.engine.scheduling.proposals import ChosenSource, Draft, DraftSource, NgramSource, ProposalSource
 from scorepool.engine.scheduling.scheduler import SHARE_BESIDE_DECODING, Scheduler
 from scorepool.engine.scheduling.slice import SchedulerOutput, SliceResult
@@ -50,6 +51,10 @@ class Runner(Protocol):
     @property
     def draft(self) -> Draft | None:
         """The model that proposes tokens, if there is one."""
+
+    @property
+    def prompt_scorer(self) -> PromptScorer | None:
+        """What says which tokens of a prompt matter, if something can."""
 
     def launch(self, output: SchedulerOutput) -> tuple[Any, list[Sequence]]:
         """Start one step. Return its handle for `read`, and the sequences that it pauses: see Scheduler."""
@@ -109,6 +114,8 @@ class EngineCore:
         self.adapters = AdapterTable()
         self._adapter_bytes = 0  # in the weights' bytes of the model's info
         self._groups: dict[Sequence, Group] = {}
+        self._selection = PromptSelection(lambda: self.runner.prompt_scorer)
+        self._has_selected = False  # since the last step was read
         self._launched: InFlightStep | None = None
         self._read_at = 0.0  # time.monotonic() when the last step was read
         self.stats = EngineStats()
@@ -116,7 +123,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """True if `step` has something to launch or to read."""
-        return self._launched is not None or self.scheduler.has_work
+        return self._launched is not None or self.scheduler.has_work or self._selection.has_work
 
     @property
     def is_busy(self) -> bool:
@@ -156,7 +163,11 @@ class EngineCore:
             if sequence.classify and (classifier := self.runner.model_info.classifier):
                 sequence.pool_before_padding(classifier.pad_id)
         unfinished = [sequence for sequence in group.sequences if not sequence.is_done]
-        self.scheduler.add(unfinished)
+        for sequence in unfinished:
+            if selects(sequence):
+                self._selection.add(sequence)
+            else:
+                self.scheduler.add([sequence])
         if not unfinished:
             self._resolve(group)
 
@@ -182,7 +193,10 @@ class EngineCore:
         output = self.scheduler.schedule(may_propose=self._launched is None)
         previous, self._launched = self._launched, self._launch(output, began_at)
         self._commit(previous)
-        if output.is_empty and previous is None and may_wait:
+        if self._selection.has_work:
+            self.scheduler.add(self._selection.advance())
+            self._has_selected = True
+        elif output.is_empty and previous is None and may_wait:
             self._wait_for_paused()
         if self.prefix_cache is not None and not self.has_work:
             self.prefix_cache.store_one()
@@ -383,6 +397,10 @@ class EngineCore:
     def _record_cost(self, step: InFlightStep) -> None:
         """Tell the scheduler how long a step took that was just read: since its launch, or the read before it."""
         now = time.monotonic()
+        has_selected, self._has_selected = self._has_selected, False
+        if has_selected:  # the draft model has taken a part of the time
+            self._read_at = now
+            return
         seconds = now - max(step.began_at, self._read_at)
         if self.scheduler.speculator and step.output.num_only_decoded:
             self.scheduler.speculator.record_cost(step.output.num_only_decoded, seconds)
@@ -417,6 +435,7 @@ class EngineCore:
         if not sequences:
             return
         self.scheduler.remove(sequences)
+        self._selection.remove(sequences)
         self.runner.release(sequences)
         for sequence in sequences:
             self._groups.pop(sequence, None)

@@ -52,6 +52,9 @@ class ModelInfo:
     surveyed: bool = False  # the survey compared every setting of the model's type with transformers: see surveyed.py
     speculation: str = "off"  # "ngram", "draft", "off", or "unsupported" by the caches; changes no number
     speculation_tokens: int = 0  # proposed tokens of a row that a step verifies, at most
+    draft_context_length: int = 0  # of the draft model; 0: there is none
+    # Why no part of a prompt can be left out, or None: the draft model says which.
+    whole_prompts: str | None = "the model is served without a draft model"
     verification: Verification = field(default_factory=Verification)
     classifier: Classifier | None = None  # None for a language model
     pooling: Pooling | None = None  # how it embeds unless told otherwise; None: it makes no embeddings

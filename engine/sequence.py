@@ -1,5 +1,6 @@
 """One sequence of a batch: what is asked of it, and what the engine has computed so far. No tensors, no clock."""
 
+from bisect import bisect_left
 from collections.abc import Sequence as Ids
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
@@ -189,6 +190,7 @@ class Sequence:
     speculation: Speculation | None = None  # what proposes its tokens; None: what the engine's settings say
     speculation_tokens: int | None = None  # proposed ones in a step, at most; None: as many as the settings allow
     reports_proposals: bool = False  # each token that speculation proposes is appended to `proposals`
+    keep_pct: float | None = None  # percent of a long prompt that goes through the model; None: all of it
     classify: bool = False  # then nothing else is asked for, and the model is a classifier
     pooling: Pooling | None = None  # embed it so; then nothing else is asked for
     fails_alone: bool = False  # if it cannot continue, it has an `error`, and the others of its group go on
@@ -208,6 +210,7 @@ class Sequence:
     model_info: ModelInfo | None = None  # the model that computed the last token of the group; set when it is done
 
     # Internal state of the engine.
+    kept: list[int] | None = field(init=False, default=None)  # positions of the prompt that are computed; None: all
     adapter: Adapter | None = field(
         init=False, default=None
     )  # what `adapter_name` stood for when the engine took the sequence
@@ -232,9 +235,12 @@ class Sequence:
         return self.sampling is not None and (self.sampling.needs_logits_processing or self.constraint is not None)
 
     def proposes_by(self, usual: str) -> Literal["ngram", "draft"] | None:
-        """Return what proposes its tokens, given what does usually; None: nothing."""
+        """Return what proposes its tokens, given what does usually; None: nothing.
+
+        A draft would compute the whole prompt, so nothing is proposed to a row with a part of it.
+        """
         method = self.speculation or usual
-        if self.sampling is None:
+        if self.sampling is None or self.kept is not None:
             return None
         return "ngram" if method == "ngram" else "draft" if method == "draft" else None
 
@@ -242,6 +248,18 @@ class Sequence:
     def num_generated(self) -> int:
         """The number of generated tokens."""
         return len(self.token_ids) - self.num_input_tokens
+
+    def num_computable(self, start: int, end: int) -> int:
+        """Count the tokens from position `start` to `end` that go through the model."""
+        if self.kept is None or start >= self.num_input_tokens:
+            return end - start
+        num_kept = bisect_left(self.kept, end) - bisect_left(self.kept, start)
+        return num_kept + max(0, end - self.num_input_tokens)
+
+    @property
+    def num_left_out(self) -> int:
+        """The number of given tokens that never go through the model."""
+        return 0 if self.kept is None else self.num_input_tokens - len(self.kept)
 
     @property
     def num_prefill(self) -> int:
@@ -306,7 +324,7 @@ class Sequence:
         self.columns = TokenColumns()
         self.text_bytes = self.finish_reason = self.stop_reason = self.class_logits = self.error = None
         self.proposals = []
-        self.model_info = self.embedding = self.pooled_sum = None
+        self.model_info = self.embedding = self.pooled_sum = self.kept = None
         self.num_proposed = self.num_accepted = self.num_computed = self.num_pauses = 0
         self.num_cached = self.num_prefix_computed = 0
         self.held_up_s = 0.0

@@ -73,8 +73,35 @@ def _check_report(sequence: Sequence, where: str, model_info: ModelInfo) -> None
         )
     if sequence.speculation_tokens is not None and sequence.speculation_tokens < 1:
         raise InvalidRequest(f"{where} has speculation_tokens {sequence.speculation_tokens}; expected 1 or more")
+    if sequence.keep_pct is not None:
+        _check_kept(sequence, sequence.keep_pct, where, model_info)
     if sequence.processed and sequence.sampling is not None and not sequence.sampling.temperature:
         raise InvalidRequest(f"{where} has processed logprobs and sampling temperature 0; expected one above 0")
+
+
+def _check_kept(sequence: Sequence, keep_pct: float, where: str, model_info: ModelInfo) -> None:
+    if model_info.whole_prompts is not None:
+        raise InvalidRequest(
+            f"{where} has keep_pct {keep_pct}; expected none, so that its whole prompt is computed: "
+            f"{model_info.whole_prompts}"
+        )
+    if sequence.sampling is None or sequence.score_from is not None:
+        raise InvalidRequest(
+            f"{where} has keep_pct {keep_pct}; expected none, because the tokens of its prompt are scored: "
+            "each needs all tokens before it"
+        )
+    if not 1 <= keep_pct <= 100:
+        raise InvalidRequest(f"{where} has keep_pct {keep_pct}; expected 1 to 100, percent of the prompt")
+    if sequence.speculation in ("ngram", "draft"):
+        raise InvalidRequest(
+            f"{where} has keep_pct beside speculation {sequence.speculation!r}; expected 'off': a row with a part of "
+            "its prompt proposes nothing"
+        )
+    if sequence.num_input_tokens > model_info.draft_context_length:
+        raise ContextLengthExceeded(
+            f"{where} has {sequence.num_input_tokens} tokens and keep_pct {keep_pct}; the context of the draft model, "
+            f"which says what to keep, is {model_info.draft_context_length} tokens"
+        )
 
 
 def _check_classified(sequence: Sequence, where: str) -> None:

@@ -79,6 +79,8 @@ class GenerateOptions(JobOptions, SamplingOptions, total=False):
     speculation: Literal["off", "ngram", "draft"] | None
     speculation_tokens: int | None
     include_draft_logprobs: bool
+    specprefill: bool
+    specprefill_keep_pct: float | None
     recompute: bool
     stream: bool
     packed: bool

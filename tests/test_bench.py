@@ -43,6 +43,7 @@ SLOW = (
             "shared_prefix",
             "unique_prompts",
             "generate",
+            "sparse_prefill",
             "speculation",
             "prefix_store",
             "through_queue",

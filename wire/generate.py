@@ -1,5 +1,6 @@
 """Define the request that continues a prompt or answers a chat."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta
@@ -16,6 +17,7 @@ from scorepool.wire.request_fields import (
     CacheSalt,
     Choice,
     Grammar,
+    KeepPct,
     LogitBias,
     MinP,
     NumChoices,
@@ -42,6 +44,9 @@ from scorepool.wire.request_fields import (
     check_truncate_to,
 )
 from scorepool.wire.submission import Submission
+
+# Their numbers are those of the whole prompt.
+_NEEDS_WHOLE_PROMPT = ("prompt_logprobs", "recompute", "include_draft_logprobs")
 
 
 class Generate(Submission, tag="generate", frozen=True, kw_only=True):
@@ -161,6 +166,22 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
             "the model. Refused by a worker without speculation."
         ),
     ] = False
+    specprefill: Annotated[
+        bool,
+        Meta(
+            description="Sparse prefill, an approximation: of a prompt of 256 tokens or more, only the tokens that the "
+            "worker's draft model attends to go through the model, at their own positions. The result's stamp says "
+            "`approximate`. Refused by a worker without a draft model, in exact mode, and for models whose layers keep "
+            "a state or slide."
+        ),
+    ] = False
+    specprefill_keep_pct: (
+        Annotated[
+            KeepPct,
+            Meta(description="Percent of the prompt's tokens that are kept, about. null: 20. Needs `specprefill`."),
+        ]
+        | None
+    ) = None
     recompute: Annotated[
         bool,
         Meta(description="Score the generated tokens again, as a score job would, and report these logprobs as well."),
@@ -193,6 +214,8 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         if self.target_bytes and self.targets is None:
             raise ValueError("`target_bytes` needs `targets`")
         check_speculation(self.speculation, self.speculation_tokens, bool(self.include_draft_logprobs))
+        beside = [name for name in _NEEDS_WHOLE_PROMPT if getattr(self, name)]
+        check_specprefill(self.specprefill, self.specprefill_keep_pct, self.speculation, beside)
         if self.stream and len(self.targets or ()) > MAX_SHOWN_TARGETS:
             raise ValueError(f"`targets` of a `stream` can be at most {MAX_SHOWN_TARGETS}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -229,6 +252,20 @@ def check_speculation(
         raise ValueError("`speculation_tokens` does not go with `speculation` off")
     if include_draft_logprobs:
         raise ValueError("`include_draft_logprobs` does not go with `speculation` off")
+
+
+def check_specprefill(
+    specprefill: bool, keep_pct: float | None, speculation: Speculation | None, beside: Iterable[str]
+) -> None:
+    """Refuse what sparse prefill does not go with, among it the fields that `beside` names; raise ValueError."""
+    if not specprefill:
+        if keep_pct is not None:
+            raise ValueError("`specprefill_keep_pct` needs `specprefill`: true")
+        return
+    for name in beside:
+        raise ValueError(f"`specprefill` does not go with `{name}`, which needs every token of the prompt")
+    if speculation in ("ngram", "draft"):
+        raise ValueError(f"`specprefill` does not go with `speculation` {speculation}; expected off or null")
 
 
 def mode_conflict(request: Generate) -> tuple[str, str] | None:

@@ -42,6 +42,8 @@ NumChoices = Annotated[int, Meta(ge=1, le=128)]
 MIN_DIVIDING_TEMPERATURE = 1e-9  # a smaller divisor overflows float32 logits
 Speculation = Literal["off", "ngram", "draft"]
 SpeculationTokens = Annotated[int, Meta(ge=1, le=16)]
+KeepPct = Annotated[float, Meta(ge=1, le=100)]
+DEFAULT_KEEP_PCT = 20.0
 Temperature = Annotated[float, Meta(ge=0, le=100)]
 ScoreTemperature = Annotated[
     float, Meta(ge=MIN_DIVIDING_TEMPERATURE, le=100, description="Divides the logits before the softmax.")

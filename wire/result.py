@@ -57,6 +57,13 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
             "of items from the result cache. Absent: none."
         ),
     ] = 0
+    kept_tokens: Annotated[
+        int | None,
+        Meta(
+            description="Prompt tokens that went through the model, with `specprefill`: all of them if the prompt is "
+            "short. Absent: all of them, without it."
+        ),
+    ] = None
     speculation: Annotated[
         Literal["ngram", "draft"] | None,
         Meta(description="The source of proposed tokens: n-grams or a draft model. Absent: none."),
@@ -100,6 +107,13 @@ class Provenance(Struct, frozen=True, kw_only=True, omit_defaults=True):
     verification: Annotated[Verification | None, Meta(description="Absent in results of releases without it.")] = None
     pooling: Annotated[
         Literal["last", "mean"] | None, Meta(description="The pooling of the embeddings. Only of an embed job.")
+    ] = None
+    approximate: Annotated[
+        Literal["specprefill"] | None,
+        Meta(
+            description="The reason why the numbers are not the model's for the whole prompt: `specprefill` left some "
+            "of its tokens out. Absent: they are."
+        ),
     ] = None
     cached: Annotated[
         bool,

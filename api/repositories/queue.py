@@ -263,6 +263,8 @@ _LATER_FIELDS: dict[str, object] = {
     "speculation": None,
     "speculation_tokens": None,
     "include_draft_logprobs": False,
+    "specprefill": False,
+    "specprefill_keep_pct": None,
     "if_weights": None,
     "truncate_to": None,
 }

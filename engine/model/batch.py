@@ -112,7 +112,7 @@ class PaddedBatch:
         """Run the next token of every row; see BatchRunner."""
         if [slice_.sequence for slice_ in slices] != self._decoding:
             raise RuntimeError("the scheduler's decoding sequences are not those that have caches")
-        kv_cache.set_padding(self._cache, {slice_.start for slice_ in slices})
+        kv_cache.set_padding(self._cache, {slice_.start - slice_.sequence.num_left_out for slice_ in slices})
         # The whole cache is computed together with the hidden states.
         if not any(slice_.proposed_ids for slice_ in slices):
             return self._backbone.forward_hidden(last_ids[:, None], self._cache, self._decoding).squeeze(1)
@@ -176,7 +176,7 @@ class PaddedBatch:
         elif slice_.fills_prefix:
             cache = fill_prefix(slice_.fills_prefix, cache, hidden[0, -1:])
         elif slice_.keeps_cache:
-            self._join([slice_.sequence], kv_cache.merge([cache]))
+            self._join([slice_.sequence], cache if slice_.sequence.kept is not None else kv_cache.merge([cache]))
             cache = self._cache
         return start_computing(mx.concatenate(hidden_of_predictors), cache)
 

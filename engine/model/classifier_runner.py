@@ -35,6 +35,7 @@ class ClassifierRunner:
     can_speculate = False  # nothing is generated
     adapter_bytes = 0
     draft: None = None
+    prompt_scorer: None = None
     prefix_store: None = None
 
     def __init__(

@@ -141,7 +141,10 @@ def keep_rows(cache: Cache, rows: list[int]) -> None:
 
 def take_row(cache: Cache, row: int) -> Cache:
     """Return the cache of one row of a merged cache, without its padding. `merge` makes one of such again."""
-    return [layer.extract(row) for layer in cache]
+    taken: Cache = [layer.extract(row) for layer in cache]
+    if isinstance(cache[0], UnpaddedBatchKVCache) and (gap := cache[0].offset[row].item() - taken[0].offset):
+        taken = [GappedKVCache(layer, gap) for layer in taken]
+    return taken
 
 
 def can_drop_last(cache: Cache) -> bool:
@@ -183,6 +186,18 @@ def set_padding(cache: Cache, lengths: set[int]) -> None:
     for layer in cache:
         if type(layer) is UnpaddedBatchKVCache:
             layer.is_padded = lengths != {layer._idx}
+
+
+def set_positions(cache: Cache, positions: list[int]) -> None:
+    """Tell the merged cache of one row the positions of the next tokens, for rope_positions.py."""
+    for layer in cache:
+        layer.offset = mx.array([positions])
+
+
+def set_next_position(cache: Cache, position: int) -> None:
+    """Tell the merged cache of one row that the next token is that of `position`, however many it holds."""
+    for layer in cache:
+        layer.offset = mx.array([position])
 
 
 def as_shared(caches: list[Cache]) -> Cache:
@@ -266,6 +281,14 @@ class UnpaddedBatchKVCache(BatchKVCache):
         window = kwargs.get("window_size")
         sees_all = not self.is_padded and (window is None or self._idx < window)
         return None if N == 1 and sees_all and not return_array else super().make_mask(N, return_array, **kwargs)
+
+
+class GappedKVCache(KVCache):
+    """The cache of one row that has left out tokens of its prompt: `gap` of them."""
+
+    def __init__(self, cache: KVCache, gap: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # mlx-lm's
+        self.keys, self.values, self.offset, self.gap = cache.keys, cache.values, cache.offset, gap
 
 
 class SharedPrefixKV:
@@ -353,6 +376,10 @@ def _compact(layer: Any) -> Any:
 
 
 def _merge(layers: list[Any]) -> Any:
+    if any(isinstance(layer, GappedKVCache) for layer in layers):
+        merged = UnpaddedBatchKVCache.merge(layers)  # type: ignore[no-untyped-call] # mlx-lm's
+        merged.offset += mx.array([getattr(layer, "gap", 0) for layer in layers])
+        return merged
     if type(layers[0]) is not KVCache:
         return layers[0].merge(layers)
     if all(layer.empty() for layer in layers):

@@ -26,13 +26,14 @@ from scorepool.engine.model import (
     memory_budget,
     pushed_weights,
     rope,
+    rope_positions,
     surveyed,
     windows,
 )
 from scorepool.engine.model.adapters.bank import AdapterBank
 from scorepool.engine.model.adapters.host import AdapterHost
-from scorepool.engine.model.backbone import split_model
-from scorepool.engine.model.batch import SequentialBatch
+from scorepool.engine.model.backbone import BackboneAndHead, split_model
+from scorepool.engine.model.batch import BatchInvariant, BatchRunner, PaddedBatch, SequentialBatch
 from scorepool.engine.model.batch_choice import choose_batch
 from scorepool.engine.model.classifier_runner import ClassifierRunner
 from scorepool.engine.model.config import Config, load_raw_config
@@ -40,6 +41,7 @@ from scorepool.engine.model.contradictions import refuse_contradictions, refuse_
 from scorepool.engine.model.draft import DraftModel
 from scorepool.engine.model.pooling import default_pooling
 from scorepool.engine.model.prefix_store import PrefixStore
+from scorepool.engine.model.prompt_scorer import PromptScorer
 from scorepool.engine.model.ranks.follower import Follower
 from scorepool.engine.model.ranks.group import RankGroup
 from scorepool.engine.model.ranks.leader import LeadingBatch
@@ -87,8 +89,9 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
     context_length = _context_length(config, position_limit)
     speculates = settings.speculation != "off"
     drafts = speculates and settings.draft is not None and classified is None
-    draft_model, draft = _load_draft(settings, chat.tokenizer, vocab_size) if drafts else (None, None)
+    draft_model, draft, scorer = _load_draft(settings, chat.tokenizer, vocab_size) if drafts else (None, None, None)
     batch, self_test = choose_batch(model, split, vocab_size, settings.mode, context_length, speculates)
+    whole_prompts = _reason_for_whole_prompts(batch, scorer, model, split, vocab_size)
     models = [model] if draft_model is None else [model, draft_model]
     cache_sizes, num_bytes = memory_budget.cache_sizes(*models), memory_budget.weights_bytes(*models)
     model_info = ModelInfo(
@@ -110,6 +113,8 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
         surveyed=is_surveyed,
         speculation="unsupported" if speculates and not batch.can_speculate else settings.speculation,
         speculation_tokens=settings.speculation_tokens if speculates and batch.can_speculate else 0,
+        whole_prompts=whole_prompts,
+        draft_context_length=0 if scorer is None else scorer.context_length,
         classifier=classified,
         pooling=None if classified else default_pooling(folder, config, tapped),
     )
@@ -123,7 +128,23 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
     adapters = None if ranks else AdapterHost(split, model, Path(settings.weights_folder or folder))
     draft = draft if batch.can_speculate else None
     store = _open_prefix_store(settings, model_info, model) if batch.can_share else None
-    return ModelRunner(batch, split, model_info, chat.tokenizer, chat, adapters, draft, store)
+    scorer = scorer if whole_prompts is None else None
+    return ModelRunner(batch, split, model_info, chat.tokenizer, chat, adapters, draft, store, scorer)
+
+
+def _reason_for_whole_prompts(
+    batch: BatchRunner, scorer: PromptScorer | None, model: Any, split: BackboneAndHead, vocab_size: int
+) -> str | None:
+    """Say why no part of a prompt can be left out; None if it can, and let the model do it."""
+    if scorer is None:
+        return "the model is served without a draft model"
+    if not isinstance(batch, PaddedBatch):
+        is_exact = isinstance(batch, BatchInvariant)
+        return "exact mode computes every token" if is_exact else "the model is served one row at a time"
+    if scorer.fault is not None:
+        return scorer.fault
+    rope_positions.take_positions(model)
+    return rope_positions.find_fault(model, split, vocab_size)
 
 
 def _open_prefix_store(settings: EngineSettings, model_info: ModelInfo, model: Any) -> PrefixStore | None:
@@ -142,8 +163,10 @@ def _identity(model_info: ModelInfo) -> dict[str, str]:
     return {name: json.dumps(getattr(model_info, name), sort_keys=True) for name in names}
 
 
-def _load_draft(settings: EngineSettings, tokenizer: Tokenizer, vocab_size: int) -> tuple[Any, DraftModel]:
-    """Load the draft model, and check that its vocabulary is the tokenizer's. Return the model and its caches."""
+def _load_draft(
+    settings: EngineSettings, tokenizer: Tokenizer, vocab_size: int
+) -> tuple[Any, DraftModel, PromptScorer]:
+    """Load the draft model, and check that its vocabulary is the tokenizer's. Return it and its two uses."""
     source = str(settings.draft)
     with as_load_error(f"the draft model {source} cannot be loaded"):
         folder = checkpoint.find_folder(source)
@@ -156,7 +179,9 @@ def _load_draft(settings: EngineSettings, tokenizer: Tokenizer, vocab_size: int)
             )
         split = split_model(model)
         count_logits(model)
-        return model, DraftModel(model, split, vocab_size, _context_length(config, position_limit))
+        context_length = _context_length(config, position_limit)
+        draft = DraftModel(model, split, vocab_size, context_length)
+        return model, draft, PromptScorer(model, split, context_length)
 
 
 def load_checked(

@@ -22,6 +22,7 @@ from scorepool.engine.model.batch import BatchRunner
 from scorepool.engine.model.draft import DraftModel
 from scorepool.engine.model.pooling import PooledStep
 from scorepool.engine.model.prefix_store import PrefixStore
+from scorepool.engine.model.prompt_scorer import PromptScorer
 from scorepool.engine.model.ranks.leader import LeadingBatch
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.sampling.logprobs import PendingLogprobs, TokenLogprobs, compute_logprobs, split_rows
@@ -59,6 +60,7 @@ class ModelRunner:
         adapters: AdapterHost | None = None,
         draft: DraftModel | None = None,
         prefix_store: PrefixStore | None = None,
+        prompt_scorer: PromptScorer | None = None,
     ) -> None:
         """Start without sequences. Without `adapters`, none can be loaded. `draft` proposes tokens."""
         self.model_info = model_info
@@ -69,6 +71,7 @@ class ModelRunner:
         self._adapters = adapters
         self.draft = draft
         self.prefix_store = prefix_store
+        self.prompt_scorer = prompt_scorer
         self.batch = batch
         self._head = backbone_and_head
         self._token_ids = mx.array([], dtype=mx.int32)  # of all rows of the last launch
@@ -174,6 +177,7 @@ class ModelRunner:
         if isinstance(self.batch, LeadingBatch):
             self.batch.close()
         del self.batch, self._head, self._token_ids
+        self.prompt_scorer = None
         if self.draft is not None:
             self.draft.close()
         if self.prefix_store is not None:

@@ -14,27 +14,35 @@ from scorepool.engine.scheduling.slice import Slice
 
 def token_ids_of(slice_: Slice) -> list[int]:
     """Return the tokens of a slice that has no proposed ones."""
+    if (kept := slice_.kept) is not None:
+        return [slice_.sequence.token_ids[position] for position in kept]
     return slice_.sequence.token_ids[slice_.start : slice_.end]
 
 
 def forward_row(backbone: BackboneAndHead, slice_: Slice, cache: Cache) -> mx.array:
     """Return hidden states [1, length, width]."""
+    if (kept := slice_.kept) is not None:
+        kv_cache.set_positions(cache, kept)
+        hidden = backbone.forward_hidden(mx.array([token_ids_of(slice_)]), cache, [slice_.sequence])
+        kv_cache.set_next_position(cache, slice_.end)
+        return hidden
     return backbone.forward_hidden(mx.array([token_ids_of(slice_)]), cache, [slice_.sequence])
 
 
 def initial_cache(slice_: Slice, model: Any) -> Cache:
     """Return the cache with which a sequence begins."""
+    if slice_.sequence.kept is not None:
+        return kv_cache.merge([kv_cache.new(model)])  # whose positions are not those of its slots
     return kv_cache.clone(slice_.cached_prefix.cache) if slice_.cached_prefix else kv_cache.new(model)
 
 
 def cut(slice_: Slice, max_tokens: int) -> list[Slice]:
     """Cut a slice into pieces; the first keeps the cached prefix."""
-    starts = range(slice_.start, slice_.end, max_tokens)
-    prefixes = [slice_.cached_prefix, *[None] * (len(starts) - 1)]
-    return [
-        replace(slice_, start=start, end=min(start + max_tokens, slice_.end), cached_prefix=prefix)
-        for start, prefix in zip(starts, prefixes, strict=True)
-    ]
+    pieces: list[Slice] = []
+    while slice_.num_tokens:
+        pieces.append(slice_.first(max_tokens))
+        slice_ = replace(slice_, start=pieces[-1].end, cached_prefix=None)
+    return pieces
 
 
 def fill_prefix(prefix: Prefix, cache: Cache, last_hidden: mx.array) -> Cache:
@@ -62,7 +70,7 @@ def select_predictors(slices: list[Slice], hidden: mx.array | None) -> mx.array:
                 index.append(num_from_prefix)
                 num_from_prefix += 1
             else:
-                index.append(len(last_hidden) + row * length + position - slice_.start)
+                index.append(len(last_hidden) + row * length + slice_.row_of(position))
     return mx.concatenate(states)[mx.array(index, dtype=mx.int32)]
 
 

@@ -80,7 +80,7 @@ class Scheduler:
         """Append sequences to those that wait."""
         for sequence in sequences:
             self.waiting.add(sequence)
-            if self.prefix_cache:
+            if self.prefix_cache and sequence.kept is None:  # the caches of others hold every token
                 self.prefix_cache.add(sequence)
 
     def remove(self, sequences: Iterable[Sequence]) -> None:

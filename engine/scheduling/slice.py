@@ -7,6 +7,7 @@ speculation   the token that was sampled last and k proposed ones: a slice of k 
 """
 
 import sys
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 
 from scorepool.engine.errors import EngineError
@@ -52,7 +53,17 @@ class Slice:
     @property
     def num_tokens(self) -> int:
         """The number of tokens that go through the model: 0 if the cached prefix is the whole prompt."""
-        return self.end - self.start
+        return self.sequence.num_computable(self.start, self.end)
+
+    @property
+    def kept(self) -> list[int] | None:
+        """The positions of the given tokens that go through the model, if some of the sequence's are left out."""
+        kept = self.sequence.kept
+        return None if kept is None else kept[bisect_left(kept, self.start) : bisect_left(kept, self.end)]
+
+    def row_of(self, position: int) -> int:
+        """Return the index of a token among those of the slice that go through the model."""
+        return self.sequence.num_computable(self.start, position)
 
     @property
     def is_decode(self) -> bool:
@@ -84,11 +95,15 @@ class Slice:
     def runs_alone(self) -> bool:
         """True if the slice must run in a forward pass of its own: a chunk of a prompt, or a prefix."""
         is_first = self.start == (self.cached_prefix.length if self.cached_prefix else 0)
-        return self.fills_prefix is not None or not (is_first and self.completes_prefill)
+        is_whole = is_first and self.completes_prefill and self.sequence.kept is None
+        return self.fills_prefix is not None or not is_whole
 
     def first(self, max_tokens: int) -> "Slice":
         """Return the first tokens of this slice, at most `max_tokens`."""
-        return self if self.num_tokens <= max_tokens else replace(self, end=self.start + max_tokens)
+        if self.num_tokens <= max_tokens:
+            return self
+        kept = self.kept
+        return replace(self, end=self.start + max_tokens if kept is None else kept[max_tokens - 1] + 1)
 
     @property
     def rest(self) -> "Slice | None":

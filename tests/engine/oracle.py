@@ -22,10 +22,15 @@ class Oracle:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
         self._model = model
 
-    def logprobs(self, token_ids: list[int], temperature: float = 1.0) -> np.ndarray:
-        """Return [length, vocab]: row t is the distribution of token t + 1."""
+    def logprobs(
+        self, token_ids: list[int], temperature: float = 1.0, position_ids: list[int] | None = None
+    ) -> np.ndarray:
+        """Return [length, vocab]: row t is the distribution of token t + 1. `position_ids`: if not 0, 1, 2, ..."""
+        given = {}
+        if position_ids is not None:  # without a mask, transformers takes a gap for the end of a text
+            given = {"position_ids": torch.tensor([position_ids]), "attention_mask": torch.ones(1, len(token_ids))}
         with torch.no_grad():
-            logits = self._model(torch.tensor([token_ids]), use_cache=False).logits[0].double()
+            logits = self._model(torch.tensor([token_ids]), use_cache=False, **given).logits[0].double()
         return torch.log_softmax(logits / temperature, dim=-1).numpy()
 
     def greedy(self, token_ids: list[int], num_input_tokens: int) -> list[int]:

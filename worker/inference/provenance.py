@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from scorepool import engine
-from scorepool.engine import ModelInfo
+from scorepool.engine import ModelInfo, Sequence
 from scorepool.wire import Provenance, Verification
 from scorepool.worker.version import VERSION
 
@@ -23,6 +23,12 @@ def provenance_of(model: str, model_info: ModelInfo) -> Provenance:
         weights_version=model_info.weights_version,
         verification=_verification_of(model_info.verification),
     )
+
+
+def with_approximation(stamp: Provenance, sequences: Iterable[Sequence]) -> Provenance:
+    """Return the stamp of a result of these sequences."""
+    is_sparse = any(sequence.num_left_out for sequence in sequences)
+    return replace(stamp, approximate="specprefill") if is_sparse else stamp
 
 
 def with_cached(stamp: Provenance, cached: Iterable[bool]) -> Provenance:

@@ -47,6 +47,7 @@ def to_result(
             prompt_tokens=prompt_tokens,
             completion_tokens=sum(len(each.sequence.token_ids) - each.num_prompt_tokens for each in prepared),
             cached_tokens=_num_cached(request, prepared),
+            kept_tokens=_num_kept(prepared[0].sequence),
             **_speculation(prepared),
             proposed_tokens=sum(each.sequence.num_proposed for each in prepared),
             accepted_tokens=sum(each.sequence.num_accepted for each in prepared),
@@ -79,6 +80,11 @@ def _num_cached(request: wire.Score | wire.Generate, prepared: Items[PreparedSeq
         for each in prepared
     ]
     return sum(numbers) if isinstance(request, wire.Score) else min(numbers)
+
+
+def _num_kept(sequence: Sequence) -> int | None:
+    """Count the prompt tokens that went through the model, if not all of them need to; the others' are the same."""
+    return None if sequence.keep_pct is None else sequence.num_input_tokens - sequence.num_left_out
 
 
 def _logprobs_mode(request: wire.Score | wire.Generate) -> wire.LogprobsMode:

@@ -24,7 +24,7 @@ from scorepool.worker.inference.engine_errors import map_engine_error
 from scorepool.worker.inference.inference_run import InferenceRun, num_rows
 from scorepool.worker.inference.owner_turns import OwnerThread
 from scorepool.worker.inference.prepared import PreparedSequence
-from scorepool.worker.inference.provenance import provenance_of, with_cached
+from scorepool.worker.inference.provenance import provenance_of, with_approximation, with_cached
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.result_cache.result_cache import ResultCache
 from scorepool.worker.inference.text_lengths import invalid_request
@@ -77,6 +77,7 @@ class InferenceRunner:
         request = wire.with_top_k(request, self.engine.model_info.vocab_size)
         if isinstance(request, wire.Generate):
             check_speculates(request, self.engine.model_info)
+            check_leaves_out(request, self.engine.model_info)
         check_version(request.if_weights, self.engine.model_info)
         job.request = None  # it may be large, and Redis has it
         comparison, build = None, self._build
@@ -109,7 +110,8 @@ class InferenceRunner:
         model_info = last.model_info or self.engine.model_info  # a tokenize job is never added to the engine
         check_version(request.if_weights, model_info)  # the weights may have changed before the job began
         try:
-            result = to_result(request, prepared, self.engine.chat, provenance_of(self.model, model_info))
+            stamp = with_approximation(provenance_of(self.model, model_info), (each.sequence for each in prepared))
+            result = to_result(request, prepared, self.engine.chat, stamp)
         except EngineError as error:
             raise map_engine_error(error) from error
         stamp = with_cached(result.stamp, (each.cached for each in prepared if each.failure is None))
@@ -175,3 +177,12 @@ def check_speculates(request: wire.Generate, model_info: ModelInfo) -> None:
                 "expected a model that is served with speculation (SCOREPOOL_SPECULATION, --draft), found one with "
                 f"speculation {model_info.speculation}",
             )
+
+
+def check_leaves_out(request: wire.Generate, model_info: ModelInfo) -> None:
+    """Refuse a sparse prefill that the model is not served with. Raises JobError."""
+    if request.specprefill and model_info.whole_prompts is not None:
+        raise invalid_request(
+            "specprefill",
+            f"expected false on this worker: {model_info.whole_prompts} (--draft, SCOREPOOL_DRAFTS)",
+        )

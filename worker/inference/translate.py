@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from scorepool import wire
 from scorepool.engine import ChatCodec, Pooling, Sampling, Sequence, Targets
+from scorepool.wire.request_fields import DEFAULT_KEEP_PCT
 from scorepool.worker.inference.chat_answer import ChatPrompt
 from scorepool.worker.inference.exclusions import Exclusions, exclusions_of
 from scorepool.worker.inference.items import to_classified, to_embedded, to_scored
@@ -128,6 +129,7 @@ def _to_generated(
             processed=is_processed,
             speculation=request.speculation,
             speculation_tokens=request.speculation_tokens,
+            keep_pct=_keep_pct(request),
             reports_proposals=request.include_draft_logprobs and max_tokens > 0,
             sampling=_sampling(request, index, max_tokens, exclusions) if max_tokens else None,
             constraint=constraint,
@@ -145,6 +147,13 @@ def _to_generated(
             )
         )
     return prepared
+
+
+def _keep_pct(request: wire.Generate) -> float | None:
+    """Return the percent of the prompt to keep; None: all of it."""
+    if not request.specprefill:
+        return None
+    return DEFAULT_KEEP_PCT if request.specprefill_keep_pct is None else request.specprefill_keep_pct
 
 
 def _sampling(request: wire.Generate, index: int, max_tokens: int, exclusions: Exclusions) -> Sampling:

@@ -11,7 +11,7 @@ from scorepool import wire
 from scorepool.api.dialects.detokenizer import target_tokens, top_tokens
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.wire.columns import LogprobsMode
-from scorepool.wire.generate import check_speculation
+from scorepool.wire.generate import check_specprefill, check_speculation
 from scorepool.wire.request_fields import (
     MAX_SEED,
     MAX_SHOWN_TARGETS,
@@ -20,6 +20,7 @@ from scorepool.wire.request_fields import (
     BadWords,
     CacheSalt,
     IfWeights,
+    KeepPct,
     LogitBias,
     MinP,
     ModelName,
@@ -141,6 +142,10 @@ class SamplingParameters(Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return self.has_token_logprobs
 
 
+# Fields of some bodies that report the prompt's logprobs, or what the draft model proposed after all of it.
+_NEEDS_WHOLE_PROMPT = ("echo", "prompt_logprobs", "include_draft_logprobs")
+
+
 class SamplingRequest(SamplingParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Choose a model and how to sample from it. A field that is null has its default.
 
@@ -160,6 +165,23 @@ class SamplingRequest(SamplingParameters, frozen=True, forbid_unknown_fields=Tru
         ]
         | None
     ) = None
+    specprefill: (
+        Annotated[
+            bool,
+            Meta(
+                description="An addition. Sparse prefill, an approximation: of a long prompt, only the tokens that the "
+                "worker's draft model attends to go through the model. The usage says how many."
+            ),
+        ]
+        | None
+    ) = None
+    specprefill_keep_pct: (
+        Annotated[
+            KeepPct,
+            Meta(description="An addition. Percent of the prompt's tokens that are kept, about. null: 20."),
+        ]
+        | None
+    ) = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: NoEffect[str] | None = None
@@ -175,6 +197,9 @@ class SamplingRequest(SamplingParameters, frozen=True, forbid_unknown_fields=Tru
         if self.include_draft_logprobs and not self.has_token_logprobs:
             raise ValueError("`include_draft_logprobs` needs `logprobs`")
         check_speculation(self.speculation, self.speculation_tokens, bool(self.include_draft_logprobs))
+        given = {name: getattr(self, name, None) for name in _NEEDS_WHOLE_PROMPT}  # 0 logprobs are those of the tokens
+        beside = [name for name, value in given.items() if value is not None and value is not False]
+        check_specprefill(bool(self.specprefill), self.specprefill_keep_pct, self.speculation, beside)
 
 
 def check_stream_options(options: StreamOptions | None, stream: bool | None) -> None:
@@ -202,6 +227,8 @@ class JobFields(SamplingFields):
     cache_salt: str | None
     if_weights: int | None
     include_draft_logprobs: bool
+    specprefill: bool
+    specprefill_keep_pct: float | None
 
 
 def sampling_fields(body: SamplingRequest, timeout_s: int) -> JobFields:
@@ -213,6 +240,8 @@ def sampling_fields(body: SamplingRequest, timeout_s: int) -> JobFields:
         cache_salt=body.cache_salt,
         if_weights=body.if_weights,
         include_draft_logprobs=bool(body.include_draft_logprobs),
+        specprefill=bool(body.specprefill),
+        specprefill_keep_pct=body.specprefill_keep_pct,
         **sampling_options(body),
     )
 
@@ -263,6 +292,10 @@ class PromptTokensDetails(Struct, frozen=True, kw_only=True):
     cached_tokens: Annotated[
         int, Meta(description="Tokens of a prefix that was computed before, or of a cached result.")
     ]
+    kept_tokens: Annotated[
+        int | UnsetType,
+        Meta(description="An addition. Tokens that went through the model, with `specprefill`: all of a short prompt."),
+    ] = UNSET
 
 
 class CompletionUsage(Struct, frozen=True, kw_only=True):
@@ -272,7 +305,8 @@ class CompletionUsage(Struct, frozen=True, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: Annotated[
-        PromptTokensDetails | UnsetType, Meta(description="Present if tokens of the prompt were not computed anew.")
+        PromptTokensDetails | UnsetType,
+        Meta(description="Present if tokens of the prompt were not computed anew, and with `specprefill`."),
     ] = UNSET
     completion_tokens_details: Annotated[
         CompletionTokensDetails | UnsetType, Meta(description="Present if speculation could propose tokens.")
@@ -333,10 +367,13 @@ def usage_of_results(results: Sequence[wire.Result]) -> CompletionUsage:
 def to_usage(prompt_tokens: int, completion_tokens: int, ended: Iterable[wire.Usage] = ()) -> CompletionUsage:
     """Build the usage of these numbers of tokens, and of what was cached and proposed in the jobs that have ended."""
     accepted = proposed = cached = most = 0
+    kept: int | UnsetType = UNSET
     method: Literal["ngram", "draft"] | UnsetType = UNSET
     for usage in ended:
         method, most = usage.speculation or method, max(most, usage.speculation_tokens)
         cached += usage.cached_tokens
+        if usage.kept_tokens is not None:
+            kept = (kept or 0) + usage.kept_tokens
         accepted, proposed = accepted + usage.accepted_tokens, proposed + usage.proposed_tokens
     details = CompletionTokensDetails(
         speculation=method,
@@ -348,7 +385,9 @@ def to_usage(prompt_tokens: int, completion_tokens: int, ended: Iterable[wire.Us
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached) if cached else UNSET,
+        prompt_tokens_details=(
+            PromptTokensDetails(cached_tokens=cached, kept_tokens=kept) if cached or kept is not UNSET else UNSET
+        ),
         completion_tokens_details=details if method is not UNSET else UNSET,
     )
 

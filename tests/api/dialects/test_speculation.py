@@ -254,3 +254,50 @@ def test_a_worker_without_speculation_takes_off_alone(stack: Stack):
         reply = httpx.post(f"{stack.url}/v1/completions", json={**REPEATING, "prompt": PROMPT, **options}, timeout=60)
         assert reply.status_code == 400
         assert reply.json()["error"]["param"] == next(iter(options))
+
+
+LONG = [1209, 274, 312, 885, 100, 200, 300, 400] * 50
+
+
+def test_a_part_of_a_long_prompt_is_computed_and_told(drafting: Stack):
+    body = {"model": "demo", "prompt": LONG, "max_tokens": 4, "temperature": 0, "specprefill": True}
+    reply = httpx.post(f"{drafting.url}/v1/completions", json=body | {"specprefill_keep_pct": 25}, timeout=60).json()
+    assert 100 <= reply["usage"]["prompt_tokens_details"]["kept_tokens"] <= 131
+    assert reply["usage"]["prompt_tokens"] == 400
+    chunks = stream(drafting, body | {"stream_options": {"include_usage": True}})
+    assert 80 <= chunks[-1]["usage"]["prompt_tokens_details"]["kept_tokens"] <= 111
+    with Client(drafting.url) as client:
+        for _ in range(2):  # the second is computed again, not taken from the result cache
+            result = client.generate("demo", LONG, max_tokens=4, temperature=0, specprefill=True)
+            assert (result.stamp.approximate, result.stamp.cached) == ("specprefill", False)
+            assert 80 <= (result.usage.kept_tokens or 0) <= 111
+        whole = client.generate("demo", LONG, max_tokens=4, temperature=0)
+        assert (whole.stamp.approximate, whole.stamp.cached, whole.usage.kept_tokens) == (None, False, None)
+        short = client.generate("demo", PROMPT, max_tokens=4, temperature=0, specprefill=True)
+        assert (short.stamp.approximate, short.usage.kept_tokens) == (None, len(PROMPT))
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "sentence"),
+    [
+        ({"specprefill": True}, "specprefill", "served without a draft model"),
+        ({"specprefill_keep_pct": 20}, "specprefill_keep_pct", "needs `specprefill`: true"),
+        ({"specprefill": True, "specprefill_keep_pct": 0.5}, "specprefill_keep_pct", ">= 1"),
+        ({"specprefill": True, "specprefill_keep_pct": 101}, "specprefill_keep_pct", "<= 100"),
+        ({"specprefill": True, "speculation": "ngram"}, "specprefill", "does not go with `speculation` ngram"),
+        ({"specprefill": True, "echo": True, "logprobs": 0}, "specprefill", "does not go with `echo`"),
+        ({"specprefill": True, "prompt_logprobs": 0}, "specprefill", "does not go with `prompt_logprobs`"),
+    ],
+)
+def test_a_part_of_a_prompt_is_refused_by_name(stack: Stack, options: dict[str, Any], field: str, sentence: str):
+    body = {"model": "demo", "prompt": LONG, "max_tokens": 4, **options}
+    reply = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert (error["param"], sentence in error["message"]) == (field, True), error
+
+
+def test_a_score_job_knows_no_part_of_a_prompt(stack: Stack):
+    body = {"type": "score", "model": "demo", "items": [{"prompt": "a", "completion": "b"}], "specprefill": True}
+    reply = httpx.post(f"{stack.url}/v1/jobs", json=body, timeout=60)
+    assert (reply.status_code, "specprefill" in reply.text) == (400, True), reply.text

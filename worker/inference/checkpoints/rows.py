@@ -23,7 +23,8 @@ _encode = msgspec.msgpack.Encoder().encode
 def may_be_kept(request: wire.Request) -> bool:
     """True if the finished rows of a request can be used by its next run: it has several, and none was sent before."""
     if isinstance(request, wire.Generate):
-        return request.n > 1 and not (request.stream or request.recompute or request.include_draft_logprobs)
+        is_anew = request.stream or request.recompute or request.include_draft_logprobs or request.specprefill
+        return request.n > 1 and not is_anew
     return isinstance(request, wire.Score | wire.Classify | wire.Embed) and len(request.items) > 1
 
 

@@ -2,8 +2,8 @@
 
 A score is a function of weights, tokens and options, and so is a greedy generation: that of temperature 0, or of
 top_k 1, which leaves one token to choose. Other generations are drawn anew for each job. A constrained one also depends
-on its grammar, and a classification is one forward of one item, so neither is kept. What speculation proposed follows
-from how the tokens were computed, not from what they are.
+on its grammar, a classification is one forward of one item, and what a part of a prompt gives is an approximation, so
+none of these is kept. What speculation proposed follows from how the tokens were computed, not from what they are.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ DIGEST_BYTES = 32
 # The inputs of a sequence that decide its values are all but these, so that a new one is not forgotten.
 _NOT_OPTIONS = {
     *("token_ids", "targets", "sampling"),  # digested in their own way
-    *("constraint", "classify", "pooling"),  # such a sequence is not kept
+    *("constraint", "classify", "pooling", "keep_pct"),  # such a sequence is not kept
     *("share", "fails_alone", "prefix_scope"),  # who waits for it
     *("speculation", "speculation_tokens"),  # they change no number
 }
@@ -39,7 +39,7 @@ def may_be_cached(request: wire.Request) -> bool:
     """True if the request allows values that were not computed for it, and has some that may be given again."""
     if isinstance(request, wire.Score):
         return request.cache
-    if not isinstance(request, wire.Generate) or not request.cache:
+    if not isinstance(request, wire.Generate) or not request.cache or request.specprefill:
         return False
     is_greedy = request.temperature == 0 or request.top_k == 1 or request.max_tokens == 0
     is_asked_how = request.stream or request.recompute or request.include_draft_logprobs
@@ -49,7 +49,7 @@ def may_be_cached(request: wire.Request) -> bool:
 def is_kept(sequence: Sequence) -> bool:
     """True if the sequence may be given again."""
     is_other = sequence.classify or sequence.pooling is not None
-    if is_other or sequence.constraint is not None or sequence.reports_proposals:
+    if is_other or sequence.constraint is not None or sequence.reports_proposals or sequence.keep_pct is not None:
         return False
     sampling = sequence.sampling
     return sampling is None or sampling.temperature == 0 or sampling.top_k == 1

@@ -3,7 +3,7 @@
     calls.py         every route as data: method, path, body, type of the reply     pure
     connection.py    send calls, again and again while the API is away              httpx, tenacity
     async_client.py  AsyncClient: score, classify, embed, generate, and wait for the result
-    async_jobs.py    submit, await, stream, cancel and delete jobs; async_job_handle.py is one of them
+    async_jobs.py    submit, await, stream, cancel and delete jobs, and their handles
     client.py        Client: the same methods, blocking, on an AsyncClient in a thread
     async_models.py, async_batches.py, async_webhooks.py, models.py, batches.py, webhooks.py
                      the methods of both that are not about jobs
@@ -16,7 +16,7 @@ and the calls with the API's routes.
 """
 
 from scorepool.sdk.async_client import AsyncClient
-from scorepool.sdk.async_job_handle import AsyncJobHandle
+from scorepool.sdk.async_jobs import AsyncJobHandle
 from scorepool.sdk.client import Client, JobHandle
 from scorepool.sdk.connection import split_unix
 from scorepool.sdk.errors import (

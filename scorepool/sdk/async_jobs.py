@@ -1,18 +1,17 @@
-"""The methods of AsyncClient for jobs: submit, await, stream, cancel and delete them."""
+"""The methods of AsyncClient for jobs, and their handles: submit, await, stream, cancel and delete jobs."""
 
 import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable
 from contextlib import AsyncExitStack, aclosing, suppress
 from itertools import islice
-from typing import TypeVar
+from typing import Self, TypeVar
 from weakref import WeakSet
 
 from scorepool import wire
 from scorepool.sdk import calls
-from scorepool.sdk.async_job_handle import AsyncJobHandle, id_of
 from scorepool.sdk.connection import AsyncConnection, Event, events_of
 from scorepool.sdk.errors import JobTimeout, NotScorepool, ScorepoolError, TokensRestarted, Unreachable
 from scorepool.sdk.splitting import result_of
@@ -26,6 +25,51 @@ CANCEL_S = 10.0  # without an answer, after which jobs that nobody awaits are no
 RECONNECT_S = 0.5  # between two connections of one stream
 GRACE_S = 5.0  # beyond its deadline, for the reply to a wait that has reached it
 ENDED = ("finished", "failed", "canceled")
+
+
+class AsyncJobHandle:
+    """A job that was submitted. Iterate over it to get its tokens as they are generated, if it has `stream`."""
+
+    def __init__(self, client: "AsyncJobs", job_id: str) -> None:
+        self.id = job_id
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"<job {self.id} at {self._client.url}>"
+
+    async def result(self, timeout_s: float | None = None) -> wire.Result:
+        """Wait for the result, however often the API restarts meanwhile.
+
+        Raises JobFailed; JobTimeout after `timeout_s`; Unreachable if the API was away at that time.
+        """
+        return await self._client.result(self.id, timeout_s=timeout_s)
+
+    async def status(self) -> wire.Job:
+        """Return the job as it is, without waiting. Raises ScorepoolError, Unreachable."""
+        return await self._client.job(self.id)
+
+    async def cancel(self) -> wire.Job:
+        """Cancel the job. Raises ScorepoolError, Unreachable."""
+        return await self._client.cancel(self.id)
+
+    async def delete(self) -> None:
+        """Delete the job, which has ended, and its result. Raises ScorepoolError, Unreachable."""
+        await self._client.delete(self.id)
+
+    def detach(self) -> Self:
+        """Let the job go on when the client is closed. Return it."""
+        self._client.detach(self.id)
+        return self
+
+    def __aiter__(self) -> AsyncIterator[wire.TokenDelta]:
+        return self._client.events(self.id)
+
+    def progress(self, timeout_s: float | None = None) -> AsyncIterator[wire.Progress]:
+        """Yield how many items of a score or classify job are done, about once a second until it ends.
+
+        Raises JobFailed if the job fails; JobTimeout after `timeout_s`; Unreachable if the API was away at that time.
+        """
+        return self._client.progress(self.id, timeout_s=timeout_s)
 
 
 class AsyncJobs:
@@ -86,15 +130,15 @@ class AsyncJobs:
 
     def attach(self, job: AsyncJobHandle | str) -> None:
         """Cancel a job when the client is closed, unless it was awaited until then."""
-        self._not_awaited[id_of(job)] = None
+        self._not_awaited[_id_of(job)] = None
 
     def detach(self, job: AsyncJobHandle | str) -> None:
         """Let a job go on when the client is closed."""
-        self._not_awaited.pop(id_of(job), None)
+        self._not_awaited.pop(_id_of(job), None)
 
     async def job(self, job: AsyncJobHandle | str, *, wait_s: float = 0.0) -> wire.Job:
         """Return the job when it ends, or as it is after `wait_s`. Raises ScorepoolError, Unreachable."""
-        found = await self._connection.send(calls.job(id_of(job), wait_s))
+        found = await self._connection.send(calls.job(_id_of(job), wait_s))
         if found.status in ENDED:
             self.detach(found.id)
         return found
@@ -131,7 +175,7 @@ class AsyncJobs:
 
         Raises JobFailed, ScorepoolError; JobTimeout after `timeout_s`; Unreachable if the API was away at that time.
         """
-        found = await self._until_ended(id_of(job), self._deadline(timeout_s), timeout_s)
+        found = await self._until_ended(_id_of(job), self._deadline(timeout_s), timeout_s)
         return result_of(found, self.url)
 
     def _deadline(self, timeout_s: float | None) -> float:
@@ -157,13 +201,13 @@ class AsyncJobs:
 
     async def cancel(self, job: AsyncJobHandle | str) -> wire.Job:
         """Cancel a queued or running job and return it. Raises ScorepoolError, Unreachable."""
-        canceled = await self._connection.send(calls.cancel(id_of(job)))
+        canceled = await self._connection.send(calls.cancel(_id_of(job)))
         self.detach(job)  # not before: what could not be canceled here is canceled by `close`
         return canceled
 
     async def delete(self, job: AsyncJobHandle | str) -> None:
         """Delete a job that has ended, with its result. Raises ScorepoolError, Unreachable."""
-        await self._connection.send(calls.delete(id_of(job)))
+        await self._connection.send(calls.delete(_id_of(job)))
 
     async def as_completed(
         self, jobs: Iterable[AsyncJobHandle | str], *, timeout_s: float | None = None
@@ -174,7 +218,7 @@ class AsyncJobs:
         JobTimeout after `timeout_s`.
         """
         deadline = self._deadline(timeout_s)
-        waiting = deque(map(id_of, jobs))
+        waiting = deque(map(_id_of, jobs))
         watched: set[asyncio.Task[wire.Job]] = set()
         ended: set[asyncio.Task[wire.Job]] = set()
         try:
@@ -246,12 +290,12 @@ class AsyncJobs:
         Raises JobFailed if the job fails; TokensRestarted if it began again with other tokens; ScorepoolError;
         JobTimeout after `timeout_s`; Unreachable if the API was away at that time.
         """
-        async with aclosing(self._events(id_of(job), timeout_s)) as events:
+        async with aclosing(self._events(_id_of(job), timeout_s)) as events:
             async for event in events:
                 if event.name == "tokens":
                     yield wire.parse(event.data, wire.TokenDelta, "json")
                 elif event.name == "restart":
-                    raise TokensRestarted(id_of(job), self.url)
+                    raise TokensRestarted(_id_of(job), self.url)
 
     async def progress(
         self, job: AsyncJobHandle | str, *, timeout_s: float | None = None
@@ -261,7 +305,7 @@ class AsyncJobs:
         A job that takes less than a second yields nothing. Raises JobFailed if the job fails; ScorepoolError;
         JobTimeout after `timeout_s`; Unreachable if the API was away at that time.
         """
-        async with aclosing(self._events(id_of(job), timeout_s)) as events:
+        async with aclosing(self._events(_id_of(job), timeout_s)) as events:
             async for event in events:
                 if event.name == "progress":
                     yield wire.parse(event.data, wire.Progress, "json")
@@ -337,3 +381,7 @@ def _extend(silence: asyncio.Timeout) -> None:
     """Begin a time of CANCEL_S anew, unless it is over."""
     if not silence.expired():
         silence.reschedule(asyncio.get_running_loop().time() + CANCEL_S)
+
+
+def _id_of(job: AsyncJobHandle | str) -> str:
+    return job if isinstance(job, str) else job.id

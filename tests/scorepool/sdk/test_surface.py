@@ -11,7 +11,7 @@ import pytest
 
 from scorepool import AsyncClient, Client, ScorepoolError, wire
 from scorepool.api.app import create_app
-from scorepool.sdk.async_job_handle import AsyncJobHandle
+from scorepool.sdk.async_jobs import AsyncJobHandle
 from scorepool.sdk.client import JobHandle
 from scorepool.store import Settings
 from tests.scorepool.sdk.test_client import ID, SCORE
@@ -123,7 +123,7 @@ def as_blocking(signature: inspect.Signature) -> str:
     """Write a signature as the blocking client's would be."""
     text = str(signature)
     text = re.sub(r"(AsyncGenerator|AsyncIterator)", "Iterator", text)
-    text = text.replace("async_job_handle.AsyncJobHandle", "client.JobHandle").replace("AsyncJobs", "Client")
+    text = text.replace("async_jobs.AsyncJobHandle", "client.JobHandle").replace("AsyncJobs", "Client")
     return text.replace("async_client.AsyncClient", "client.Client")
 
 

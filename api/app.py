@@ -82,6 +82,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         state.waiting.start()
         state.history.start()
+        state.stored_results.start()
         driver.start()
         try:
             yield

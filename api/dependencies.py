@@ -19,6 +19,7 @@ from scorepool.api.auth import Keyring
 from scorepool.api.http import formats
 from scorepool.api.http.errors import BadRequest, Forbidden, NotAcceptable, Unauthorized
 from scorepool.api.http.large_replies import HeldResults, held_results
+from scorepool.api.job_replies import JobReplies
 from scorepool.api.metrics.history import History
 from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.metrics.queue_snapshot import QueueSnapshots
@@ -135,6 +136,10 @@ async def submission(request: Request) -> Submission:
     return _state(request).submission
 
 
+async def job_replies(request: Request) -> JobReplies:
+    return JobReplies(_state(request).jobs, _state(request).stored_results)
+
+
 async def streaming(request: Request) -> Streaming:
     return _state(request).streaming
 
@@ -232,6 +237,7 @@ SessionsDep = Annotated[Sessions, Depends(sessions)]
 WeightsDep = Annotated[Weights, Depends(weights)]
 PauseDep = Annotated[Pause, Depends(pause)]
 SubmissionDep = Annotated[Submission, Depends(submission)]
+JobRepliesDep = Annotated[JobReplies, Depends(job_replies)]
 StreamingDep = Annotated[Streaming, Depends(streaming)]
 
 Owner = Annotated[str, Depends(owner)]

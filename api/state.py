@@ -24,6 +24,7 @@ from scorepool.api.repositories.pause import Pause
 from scorepool.api.repositories.queue import Queue
 from scorepool.api.repositories.quota import Quota
 from scorepool.api.repositories.sessions import Sessions
+from scorepool.api.repositories.stored_results import StoredResults
 from scorepool.api.repositories.waiting import BLOCK_S, Waiting
 from scorepool.api.repositories.webhook_deliveries import WebhookDeliveries
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
@@ -32,6 +33,7 @@ from scorepool.api.repositories.weights import Weights
 from scorepool.api.streaming import Streaming
 from scorepool.api.submission import Submission
 from scorepool.store import Settings
+from scorepool.store.result_store import open_result_store
 from scorepool.store.traces import Tracer, open_tracer
 
 MAX_CONNECTIONS = 64
@@ -54,6 +56,7 @@ class State:
     models: Models
     adapters: Adapters
     jobs: Jobs
+    stored_results: StoredResults
     queue: Queue
     endpoints: WebhookEndpoints
     webhook_secrets: WebhookSecrets
@@ -77,7 +80,8 @@ class State:
         keyring = Keyring.load(settings)
         metrics = Metrics()
         waiting = Waiting(stream_redis.client(), redis, on_ended=metrics.ended.inc)
-        models, jobs = Models(redis), Jobs(redis)
+        stored_results = StoredResults(redis, open_result_store(settings))
+        models, jobs = Models(redis), Jobs(redis, stored_results)
         queue = Queue(redis, settings, keyring.weight, keyring.has_several_owners)
         quota = Quota.load(settings, keyring.has_several_owners)
         endpoints = WebhookEndpoints(redis, settings, quota.max_bytes)
@@ -97,6 +101,7 @@ class State:
             models=models,
             adapters=Adapters(redis, models),
             jobs=jobs,
+            stored_results=stored_results,
             queue=queue,
             endpoints=endpoints,
             webhook_secrets=WebhookSecrets(redis, settings),
@@ -119,6 +124,7 @@ class State:
         if num_waiting:
             await asyncio.sleep(LAST_READS_S)
         await self.history.close()
+        await self.stored_results.close()
         await self.snapshots.close()
         await self.models.close()
         await self.stream_redis.aclose()

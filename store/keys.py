@@ -77,6 +77,9 @@ class Keys:
 
     checkpoint_counts = f"{PREFIX}:checkpoints"  # hash: rows that were saved, restored, dropped; expires
 
+    stored_results = f"{PREFIX}:stored_results"  # zset: keys of the leases under which results were written to the
+    # result store, by the time (unix, s) of their next check, see lua/check_stored.lua
+
     history = f"{PREFIX}:history"  # list: the points of the last hour, see api/metrics/history.py; expires
 
     @staticmethod
@@ -390,6 +393,7 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "OUTCOME_UPLOAD_": Keys.outcome_upload(""),
     "CHECKPOINT_": Keys.checkpoint(""),
     "CHECKPOINT_COUNTS": Keys.checkpoint_counts,
+    "STORED_RESULTS": Keys.stored_results,
     "DELIVERY_ID_": Keys.delivery(""),
     "ENDPOINTS_OF_": Keys.endpoints_of(""),
     "FILE_": Keys.file(""),

@@ -154,6 +154,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     logprobs_mode: LogprobsMode = "raw_logprobs"  # of generations that choose none
     max_wait_s: Seconds = 300.0  # cap of `Prefer: wait` and `?wait=`; echoed when it clamps
     result_ttl_s: Count = 86_400
+    max_inline_result_bytes: Annotated[int, Meta(ge=0, le=2**28)] = (
+        0  # of a result in Redis; a larger one goes to result_store; 0: 2**28, or 2**20 beside a result store
+    )
+    result_store: str = ""  # URL of a folder or an object store for larger results; "": they fail
     result_cache_bytes: Annotated[int, Meta(ge=0, le=2**48)] = (
         2**27  # of Redis's memory, for what need not be computed again; 0: everything is computed
     )

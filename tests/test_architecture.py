@@ -81,6 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api.delta_order": {"wire"},
     "api.event_cursor": {"api.delta_order", "wire"},
     "api.job_events": {"api.event_cursor", "api.http", "api.repositories", "wire"},
+    "api.job_replies": {"api.http", "api.repositories", "wire"},
     "api.connection": {"store"},
     "api.auth": {"api.http", "store"},
     "api.dialects": {"wire"},
@@ -102,8 +103,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "api.admission", "api.dialects", "api.http", "api.repositories", "api.submission", "store", "wire",
     },
     "api.dependencies": {
-        "api.auth", "api.http", "api.metrics", "api.repositories", "api.state", "api.streaming", "api.submission",
-        "store", "wire",
+        "api.auth", "api.http", "api.job_replies", "api.metrics", "api.repositories", "api.state", "api.streaming",
+        "api.submission", "store", "wire",
     },
     "api.page": {
         "api.auth", "api.dependencies", "api.dialects", "api.event_cursor", "api.http", "api.job_events", "api.metrics",
@@ -143,7 +144,7 @@ LIBRARIES: dict[str, set[str]] = {
     "wire.result": {"pandas", "pyarrow"},  # for type checkers only: see NEVER_LOADS
     "wire.arrays": {"numpy"},
     "wire.tables": {"pyarrow"},
-    "store": {"msgspec", "opentelemetry", "redis", "rq"},  # opentelemetry in otel.py only
+    "store": {"msgspec", "obstore", "opentelemetry", "redis", "rq"},  # in object_store.py and otel.py only
     "engine": set(),
     "engine.mlx_thread": {"mlx"},
     "engine.model": {"huggingface_hub", "mlx", "mlx_lm", "msgspec"},  # msgspec in ranks only

@@ -20,7 +20,16 @@ SHOWN_CHARACTERS = 60  # of a text, in a repr
 SHOWN_SEQUENCES = 3
 
 FailureCode = Literal[
-    "invalid", "too_long", "numeric", "timeout", "expired", "canceled", "crashed", "internal", "weights_gone"
+    "invalid",
+    "too_long",
+    "numeric",
+    "timeout",
+    "expired",
+    "canceled",
+    "crashed",
+    "internal",
+    "weights_gone",
+    "not_stored",
 ]
 FAILURE_CODES = (
     "`invalid`: the model cannot do what the request asks for; `field` names the place. "
@@ -31,7 +40,8 @@ FAILURE_CODES = (
     "`canceled`: its owner canceled it. "
     "`crashed`: its worker died too often while it ran. "
     "`internal`: a bug in scorepool. "
-    "`weights_gone`: the version of the weights that it asks for does not serve any more."
+    "`weights_gone`: the version of the weights that it asks for does not serve any more. "
+    "`not_stored`: its result is too large for Redis, and no result store took it."
 )
 Channel = Literal["content", "reasoning", "tool_call", "markup"]
 CHANNELS = "`markup`: separators, special tokens and the token that ends the turn, which are in no other channel."

@@ -19,10 +19,12 @@ from scorepool.api.repositories.jobs import status_of
 from scorepool.store.scripts import load
 from scorepool.wire.batch import Batch, RequestCounts
 from scorepool.wire.file import FileObject
+from scorepool.wire.stored_result import StoredResult, decode_recorded
 
 OutputKind = Literal["output", "error"]
 _COUNT_OUTPUT = load("count_output.lua")
 FIRST_S = 2.0  # a worker's first lines end together, and are found in several looks
+MAX_STORED_BYTES = 256  # of a wire.StoredResult
 ENDED_JOB_TTL_S = 60  # how long jobs are kept after the output of their line is written
 
 
@@ -68,8 +70,10 @@ class BatchStore:
             for ids_of_line in job_ids:
                 for job_id in ids_of_line:
                     pipeline.strlen(store.Keys.outcome(job_id))
-            sizes = iter(await decode.execute(pipeline))
-        return [sum(next(sizes) or 0 for _ in of_line) for of_line in job_ids]
+                    pipeline.getrange(store.Keys.outcome(job_id), 0, MAX_STORED_BYTES)
+            replies = await decode.execute(pipeline)
+        sizes = iter([_result_bytes(*reply) for reply in zip(replies[::2], replies[1::2], strict=True)])
+        return [sum(next(sizes) for _ in of_line) for of_line in job_ids]
 
     async def write(
         self,
@@ -134,6 +138,17 @@ class BatchStore:
         pipeline.hset(key, store.Keys.chunk_end(number), str(end))
         write_file(pipeline, self.lease.owner, file)
         pipeline.eval(_COUNT_OUTPUT, 0, self.lease.owner, self.lease.batch_id, file.id, len(compressed))
+
+
+def _result_bytes(num_bytes: int | None, beginning: bytes | None) -> int:
+    """Return the bytes of a result, from the length and the beginning of what Redis holds."""
+    if not num_bytes or not beginning or num_bytes > MAX_STORED_BYTES:
+        return num_bytes or 0
+    try:
+        outcome = decode_recorded(beginning)
+    except wire.Invalid:
+        return num_bytes
+    return outcome.num_bytes if isinstance(outcome, StoredResult) else num_bytes
 
 
 def output_files(

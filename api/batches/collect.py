@@ -9,7 +9,7 @@ from scorepool.api.batches.batch_store import BatchStore
 from scorepool.api.batches.lines import EndedLine, Ending, LineInProgress
 from scorepool.api.batches.services import BatchServices
 from scorepool.api.http.bodies import MAX_INLINE_BYTES
-from scorepool.api.http.errors import NotFound
+from scorepool.api.http.errors import NotFound, Unavailable
 from scorepool.api.http.large_replies import own_results
 from scorepool.api.repositories.jobs import ENDED
 
@@ -26,7 +26,8 @@ async def cancel_jobs(services: BatchServices, batch_store: BatchStore) -> None:
 
 
 async def collect(services: BatchServices, batch_store: BatchStore, ending: Ending | None) -> bool:
-    """Write the output of lines whose jobs have all ended; return False if there were none. Raise LeaseLost."""
+    """Write the output of lines whose jobs have all ended; return whether there was any. Raise LeaseLost."""
+    num_written = 0
     in_progress = await batch_store.in_progress()
     statuses = await batch_store.statuses(in_progress)
     done = ENDED if ending is None else (*ENDED, None)  # a batch that ends does not wait for jobs that do not exist
@@ -37,8 +38,10 @@ async def collect(services: BatchServices, batch_store: BatchStore, ending: Endi
             *(_ended_line(services, batch_store, line, text, ending) for line, text in zip(group, texts, strict=True))
         )
         by_line = {line: output for line, output in zip(group, outputs, strict=True) if output is not None}
-        await batch_store.write(batch_store.lease.progress, list(by_line.values()), removed=list(by_line))
-    return bool(ended)
+        if by_line:
+            await batch_store.write(batch_store.lease.progress, list(by_line.values()), removed=list(by_line))
+            num_written += len(by_line)
+    return num_written > 0
 
 
 def _groups(ended: Sequence[LineInProgress], sizes: Sequence[int]) -> Iterator[list[LineInProgress]]:
@@ -58,7 +61,10 @@ def _groups(ended: Sequence[LineInProgress], sizes: Sequence[int]) -> Iterator[l
 async def _ended_line(
     services: BatchServices, batch_store: BatchStore, line: LineInProgress, text: bytes, ending: Ending | None
 ) -> EndedLine | None:
-    """Return the output of a line, or None if its jobs were just deleted: they are submitted again."""
+    """Return the output of a line; None if there is none yet.
+
+    Its jobs were just deleted, so they are submitted again; or the result store does not answer.
+    """
     lease = batch_store.lease
     job_ids = line.job_ids(lease.batch_id)
     try:
@@ -66,6 +72,8 @@ async def _ended_line(
             jobs = await asyncio.gather(*(services.jobs.read(lease.owner, job_id, held) for job_id in job_ids))
             is_large = len(text) > MAX_INLINE_BYTES
             return await held.run(lambda: lines.ended_line(text, batch_store.batch, jobs, ending), is_large=is_large)
+    except Unavailable:
+        return None
     except NotFound:
         return None if ending is None else lines.unexecuted_line(text, ending, job_ids[0])
     except wire.Invalid as error:

@@ -17,6 +17,7 @@ from scorepool.api.http.errors import TooManyResults
 from scorepool.api.http.formats import reply
 from scorepool.api.http.held_bytes import Held, HeldBytes
 from scorepool.api.http.turns import Turns
+from scorepool.wire.stored_result import StoredResult
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -40,6 +41,8 @@ class HeldResults:
 
     def __init__(self, held: Held) -> None:
         self._held = held
+        self.leaves_stored = False  # True: who reads a job whose result is in the result store gets it in `stored`
+        self.stored: StoredResult | None = None
 
     def add(self, num_bytes: int) -> None:
         """Count the bytes of a result before it is read. Raises TooManyResults."""

@@ -19,8 +19,10 @@ from scorepool.api.http.errors import NotFound
 from scorepool.api.http.large_replies import HeldResults
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.pages import check_cursor
+from scorepool.api.repositories.stored_results import Damaged, StoredResults, read_frames
 from scorepool.store import JobField
 from scorepool.store.scripts import load
+from scorepool.wire.stored_result import RecordedOutcome, StoredResult
 
 logger = logging.getLogger(__name__)
 KINDS: dict[str, wire.Kind] = {kind: kind for kind in get_args(wire.Kind)}
@@ -56,6 +58,9 @@ BROKEN_RECORD = wire.Failure(code="internal", message="the queue's record of thi
 BROKEN_OUTCOME = wire.Failure(
     code="internal", message="the job has ended, but the queue's record of its end cannot be read; submit it again"
 )
+LOST_RESULT = wire.Failure(
+    code="internal", message="the result of this job is missing from the result store, or damaged; submit it again"
+)
 
 SLICE_SIZE = 1000  # jobs that one call of the script looks at, in some 3 ms of Redis
 MAX_SLICES = 100  # of a page
@@ -89,21 +94,29 @@ def status_of(rq_status: bytes | None) -> wire.Status:
     return STATUSES.get(decode.text(rq_status), "failed")
 
 
-def _with_outcome(job: wire.Job, rq_status: bytes | None, outcome: bytes | None) -> wire.Job:
-    """Return the job with its result or its failure."""
+def _with_outcome(
+    job: wire.Job, rq_status: bytes | None, outcome: bytes | None
+) -> tuple[wire.Job, StoredResult | None]:
+    """Return the job with its result or its failure, or without its result and where that is stored."""
     if job.status not in ENDED:
-        return job  # the outcome of a job that is on its queue again is an old one
+        return job, None  # the outcome of a job that is on its queue again is an old one
     if status_of(rq_status) == "queued":
-        return replace(job, failure=EXPIRED)
+        return replace(job, failure=EXPIRED), None
     if outcome is not None:
-        ending: wire.Outcome = decode.message(outcome, wire.Outcome) or BROKEN_OUTCOME  # type: ignore[arg-type]
+        ending: RecordedOutcome = decode.message(outcome, RecordedOutcome) or BROKEN_OUTCOME  # type: ignore[arg-type]
     elif job.status == "canceled":
         ending = CANCELED_ELSEWHERE
     else:
         ending = ENDED_WITHOUT_OUTCOME if decode.text(rq_status) in STATUSES else BROKEN_RECORD
+    if isinstance(ending, StoredResult):
+        return replace(job, status="finished"), ending
     if isinstance(ending, wire.Result):
-        return replace(job, status="finished", result=ending)
-    return replace(job, status="failed" if job.status == "finished" else job.status, failure=ending)
+        return replace(job, status="finished", result=ending), None
+    return _with_failure(job, ending), None
+
+
+def _with_failure(job: wire.Job, failure: wire.Failure) -> wire.Job:
+    return replace(job, status="failed" if job.status == "finished" else job.status, failure=failure)
 
 
 def job_not_found(job_id: str) -> NotFound:
@@ -149,8 +162,9 @@ class JobRecord(NamedTuple):
 class Jobs:
     """Read jobs; `queue.Queue` changes them."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, stored_results: StoredResults) -> None:
         self._redis = redis
+        self._stored_results = stored_results
         self._read_job = redis.register_script(load("read_job.lua"))
         self._find_jobs = redis.register_script(load("find_jobs.lua"))
         self._long_searches = asyncio.Lock()  # a list that finds it taken is short instead
@@ -174,8 +188,29 @@ class Jobs:
     async def read_with_expiry(self, owner: str, job_id: str, held: HeldResults) -> tuple[wire.Job, float]:
         """Read a job, and the seconds until it expires in its queue: inf if it does not.
 
-        A large outcome counts in `held` before it is read. Raises NotFound, TooManyResults.
+        A large outcome counts in `held` before it is read. Raises NotFound, TooManyResults, Unavailable.
         """
+        job, expires_in_s, stored = await self._read_recorded(owner, job_id, held)
+        if stored is None:
+            return job, expires_in_s
+        if held.leaves_stored:
+            held.stored = stored
+            return job, expires_in_s
+        held.add(stored.num_bytes)
+        try:
+            frames = await self._stored_results.read(job_id, stored)
+            result = await held.run(lambda: read_frames(frames))
+        except Damaged as error:
+            if (again := await self._read(owner, job_id, SMALL_OUTCOME_BYTES)).outcome is None:
+                return _with_failure(job, ENDED_WITHOUT_OUTCOME), expires_in_s  # it expired in between
+            logger.error("a result in the result store is lost: %s", error, extra={"job": job_id, "now": again.now_s})
+            return _with_failure(job, LOST_RESULT), expires_in_s
+        return replace(job, result=result), expires_in_s
+
+    async def _read_recorded(
+        self, owner: str, job_id: str, held: HeldResults
+    ) -> tuple[wire.Job, float, StoredResult | None]:
+        """Read a job as Redis has it, the seconds until it expires, and where its result is, if not in Redis."""
         record = await self._read(owner, job_id, SMALL_OUTCOME_BYTES)
         held.add(record.outcome_bytes)
         if record.outcome_bytes > SMALL_OUTCOME_BYTES:
@@ -183,7 +218,8 @@ class Jobs:
         job = without_outcome(job_id, record.fields, record.outcome is not None, record.now_s)
         expires_at = decode.unix_s(record.fields[FIELDS.index(JobField.EXPIRES_AT)]) if job.status == "queued" else None
         expires_in_s = math.inf if expires_at is None else expires_at - record.now_s
-        return await held.run(lambda: _with_outcome(job, record.rq_status, record.outcome)), expires_in_s
+        job, stored = await held.run(lambda: _with_outcome(job, record.rq_status, record.outcome))
+        return job, expires_in_s, stored
 
     async def _read(self, owner: str, job_id: str, max_outcome_bytes: int) -> JobRecord:
         """Read a job, and its outcome if it has no more than these bytes. Raises NotFound."""

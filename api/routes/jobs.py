@@ -14,6 +14,7 @@ from scorepool.api.dependencies import (
     Cursor,
     HeldResultsDep,
     IdempotencyKey,
+    JobRepliesDep,
     JobsDep,
     Limit,
     Owner,
@@ -61,6 +62,7 @@ async def submit(
     wait_s: PreferredWait,
     settings: SettingsDep,
     submission: SubmissionDep,
+    replies: JobRepliesDep,
     held: HeldResultsDep,
 ) -> Response:
     """Submit a job. It is durable when this route answers.
@@ -77,6 +79,7 @@ async def submit(
         return reply(_accepted(submitted), reply_format, 202, headers)
     granted_s = min(wait_s, int(settings.max_wait_s))
     headers["Preference-Applied"] = f"wait={granted_s}"
+    held.leaves_stored = True
     try:
         job = await submission.wait_for_job(request, owner, submitted.id, held, granted_s)
     except RedisError as error:  # the job is in Redis, so its id must reach the client
@@ -84,7 +87,7 @@ async def submit(
         return reply(_accepted(submitted), reply_format, 202, headers)
     if job.status not in ENDED:
         return reply(_accepted(submitted, job.status), reply_format, 202, headers)
-    return await held.reply(lambda: job, reply_format, 200, headers)
+    return await replies.reply(owner, job, held, reply_format, headers)
 
 
 @router.post(
@@ -136,6 +139,7 @@ async def read(
     reply_format: ReplyFormat,
     settings: SettingsDep,
     submission: SubmissionDep,
+    replies: JobRepliesDep,
     held: HeldResultsDep,
     wait: WaitS = 0,
 ) -> Response:
@@ -145,8 +149,9 @@ async def read(
     """
     granted_s = min(wait, settings.max_wait_s)
     headers = {"Preference-Applied": f"wait={granted_s:g}"} if granted_s < wait else {}
+    held.leaves_stored = True
     job = await submission.wait_for_job(request, owner, job_id, held, granted_s)
-    return await held.reply(lambda: job, reply_format, headers=headers)
+    return await replies.reply(owner, job, held, reply_format, headers)
 
 
 @router.get(

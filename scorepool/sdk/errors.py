@@ -31,6 +31,7 @@ _FAILURE_REMEDIES: dict[wire.FailureCode, str] = {
     "canceled": "submit it again if it is still wanted",
     "crashed": "the logs of the workers say why",
     "internal": "report it with the worker's log",
+    "not_stored": "ask for less, or let the server's operator set SCOREPOOL_RESULT_STORE",
     "weights_gone": "submit it again without `if_weights`, or with the version that serves",
 }
 

@@ -1,6 +1,7 @@
 -- flags: allow-oom
 -- include: end_job.lua
 -- include: unserved.lua
+-- include: stored_result.lua
 --
 -- Delete a job that has ended, and its deliveries, in whatever state they are. A waiting job past its expires_at has ended:
 -- the API shows it as failed.
@@ -42,6 +43,8 @@ for delivery in string.gmatch(known[3] or '', '[^ ]+') do
   remove_size(owner, delivery)
   try('zset', 'ZREM', DELIVERIES_OF_ .. owner, delivery)
 end
+local execution = stored_execution(id)
+if execution then try('zset', 'ZADD', STORED_RESULTS, 'XX', now_s, id .. ':' .. execution) end  -- its object goes at once
 redis.call('DEL', REQUEST_ .. id, RESPONSE_ .. id, OUTCOME_ .. id, CHECKPOINT_ .. id)
 remove_size(owner, id)
 try('zset', 'ZREM', JOBS_OF_ .. owner, id)

@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from concurrent.futures import Future
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, Self, TypeVar
 
@@ -24,11 +25,13 @@ import scorepool.store.clock
 from scorepool.engine import ChatCodec, Engine, EngineStats, ModelInfo, NonFiniteLogits, Sequence, Tokenizer
 from scorepool.engine.errors import EngineDeadError
 from scorepool.engine.text.chat.chat_format import ChatFormat
+from scorepool.store.result_store import ResultStore, open_result_store
 from scorepool.worker import BatchWorker, Job, Queue, WebhookWorker
 from scorepool.worker.inference import crosschecker
 from scorepool.worker.inference.text_lengths import Steps
 from scorepool.worker.machine import keep_awake
 from scorepool.worker.rq.clock import REDIS_CLOCK
+from scorepool.worker.rq.result_writer import ResultWriter
 
 T = TypeVar("T")
 
@@ -394,3 +397,32 @@ class CrashBeforeDependentsWorker(FunctionsWorker):
     def open(self) -> None:
         super().open()
         Queue.enqueue_dependents = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+
+
+class DyingStore:
+    """A result store that kills the process once an object is written."""
+
+    def __init__(self, store: ResultStore) -> None:
+        self.store = store
+
+    def put(self, path: str, body: bytes) -> None:
+        self.store.put(path, body)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DyingStoreWorker(FakeWorker):
+    """A worker that is killed between the write of a result to the result store and the end of its job."""
+
+    @cached_property
+    def result_store(self) -> Any:
+        return DyingStore(open_result_store(self.settings))
+
+
+class ImpatientWorker(FakeWorker):
+    """A worker that gives up a result that the result store has not taken for half a second."""
+
+    @cached_property
+    def result_writer(self) -> ResultWriter:
+        writer = super().result_writer
+        writer.give_up_s = 0.5
+        return writer

@@ -54,6 +54,7 @@ from scorepool.worker.rq.worker import Worker
 
 class BatchWorker(Worker):
     takes_over = True
+    keeps_results = True
 
     def log_fields(self) -> dict[str, str]:
         names = (spec.strip().partition("=")[0].partition(",")[0] for spec in self.settings.model_specs)
@@ -104,7 +105,14 @@ class BatchWorker(Worker):
         if self.settings.crosscheck:
             hosted.crosschecker = self.start_crosschecks(engine, name, registration)
         hosted.inference = InferenceRunner(
-            engine, name, publisher, hosted.crosschecker, self.open_cache(engine), self.connection, self.checkpoints
+            engine,
+            name,
+            publisher,
+            hosted.crosschecker,
+            self.open_cache(engine),
+            self.connection,
+            self.checkpoints,
+            self.result_store,
         )
         hosted.adapters = AdapterFollower(
             engine, self.connection, name, self.name, partial(self.show_now, registration)

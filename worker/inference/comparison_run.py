@@ -12,7 +12,9 @@ from rq.utils import as_text
 from scorepool import wire
 from scorepool.engine import ChatCodec
 from scorepool.store import JobField, Keys, RqKeys
+from scorepool.store.result_store import ResultMissing, ResultStore, ResultStoreError, object_path
 from scorepool.wire import Floats
+from scorepool.wire.stored_result import StoredResult, decode_recorded, read_object
 from scorepool.worker.inference.compared import BaseSequence, compare_models, read_base, to_compared
 from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.summary import about, summary
@@ -31,10 +33,11 @@ class BaseIsPending(Exception):
 class ComparisonRun:
     """One compare job, once it was claimed by a worker of its model."""
 
-    def __init__(self, request: wire.Compare, job_id: str, redis: Redis) -> None:
+    def __init__(self, request: wire.Compare, job_id: str, redis: Redis, results: ResultStore | None = None) -> None:
         self.request = request
         self.base_job_id = wire.base_job_id(job_id)
         self._redis = redis
+        self._results = results
         self._stamp: wire.Provenance | None = None
         self._base: list[BaseSequence] = []
         self._vocab_size = 0
@@ -75,12 +78,26 @@ class ComparisonRun:
         if body is None:
             raise self._failed(wire.Failure(code="invalid", message="its job and its result are gone", field="base"))
         try:
-            outcome = wire.decode_outcome(body)  # type: ignore[arg-type]
-        except wire.Invalid as error:
+            outcome = decode_recorded(body)  # type: ignore[arg-type]
+            if isinstance(outcome, StoredResult):
+                return self._read_stored(outcome)
+        except (wire.Invalid, ValueError, ResultMissing) as error:
             raise self._failed(wire.Failure(code="internal", message=f"its result cannot be read: {error}")) from None
         if isinstance(outcome, wire.Failure):
             raise self._failed(outcome)
         return outcome
+
+    def _read_stored(self, stored: StoredResult) -> wire.Result:
+        """Read the base's result from the result store. Raises BaseIsPending while the store does not answer."""
+        path = object_path(self.base_job_id, stored.execution)
+        if self._results is None:
+            raise ResultMissing("it is in a result store, and this worker has no SCOREPOOL_RESULT_STORE")
+        try:
+            return read_object(self._results.get(path), stored.num_bytes)
+        except ResultMissing:
+            raise
+        except ResultStoreError:
+            raise BaseIsPending from None
 
     def _failed(self, failure: wire.Failure) -> JobError:
         message = f"base {self.request.base!r}, job {self.base_job_id}: {failure.message}"

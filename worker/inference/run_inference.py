@@ -17,6 +17,7 @@ from rq.job import Retry
 from scorepool import wire
 from scorepool.engine import Engine, EngineError, ModelInfo
 from scorepool.store import JobField
+from scorepool.store.result_store import ResultStore
 from scorepool.worker.inference.checkpoints.checkpoint_store import CheckpointStore
 from scorepool.worker.inference.comparison_run import RETRY, ComparisonRun
 from scorepool.worker.inference.crosschecker import Crosschecker
@@ -53,11 +54,13 @@ class InferenceRunner:
         cache: ResultCache | None = None,
         redis: Redis | None = None,
         checkpoints: CheckpointStore | None = None,
+        result_store: ResultStore | None = None,
     ) -> None:
         self.redis = redis  # of compare jobs, which read their base's result
         self.engine = engine
         self.cache = cache
         self.checkpoints = checkpoints
+        self.result_store = result_store  # of compare jobs too
         self.model = model
         self.publisher = publisher
         self.crosschecker = crosschecker
@@ -82,7 +85,7 @@ class InferenceRunner:
         job.request = None  # it may be large, and Redis has it
         comparison, build = None, self._build
         if isinstance(request, wire.Compare) and self.redis is not None:
-            comparison = ComparisonRun(request, job.id, self.redis)
+            comparison = ComparisonRun(request, job.id, self.redis, self.result_store)
             build = partial(self._build_compared, comparison)
         run = InferenceRun(
             self.engine,

@@ -54,6 +54,7 @@ class InFlightJob:
     error: BaseException | None = None
 
     is_decided: bool = False  # its callbacks were called and its retries counted: see worker/rq/commit.py
+    is_being_stored: bool = False  # its result is on its way to the result store: see worker/rq/result_writer.py
     retry_delay_s: int | None = None  # the delay until it runs again; None: it does not run again
 
     @classmethod

@@ -21,6 +21,7 @@ from rq.worker import WorkerStatus
 from rq.worker.base import DequeueStrategy
 
 from scorepool.store.outage import Outage
+from scorepool.store.result_store import ResultStore, inline_result_bytes, open_result_store
 from scorepool.store.traces import Tracer
 from scorepool.worker.claims.claim_plan import ClaimPlan
 from scorepool.worker.claims.dead_workers import leases_of_dead
@@ -37,6 +38,7 @@ from scorepool.worker.rq.in_flight import InFlightJob
 from scorepool.worker.rq.job_spans import trace_job
 from scorepool.worker.rq.process import WorkerProcess
 from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE
+from scorepool.worker.rq.result_writer import ResultWriter
 
 MAX_LATE = 256  # jobs that end while a message or a reply about them is under way
 SLEEP_TIMEOUT_S = 10.0  # to put jobs back before the Mac sleeps; macOS waits for 30 s
@@ -54,6 +56,7 @@ class Reclaimed:
 class JobHolder(WorkerProcess):
     """The part of a worker that holds jobs. A subclass defines `_admit`, which starts them."""
 
+    keeps_results = False  # its jobs end with results, which may be too large for Redis
     takes_over = False  # take jobs that other workers have claimed and not begun: only jobs that do nothing but compute
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -106,6 +109,23 @@ class JobHolder(WorkerProcess):
     def exchanger(self) -> Exchanger:
         return Exchanger(self.connection, self.leases, self.committer, self.heartbeat_clock.heard_since)
 
+    @cached_property
+    def result_store(self) -> ResultStore | None:
+        """The store of results that are too large for Redis. The first use raises SettingsError."""
+        return open_result_store(self.settings) if self.keeps_results else None
+
+    @cached_property
+    def result_writer(self) -> ResultWriter:
+        """What writes large results. The first use raises SettingsError."""
+        return ResultWriter(
+            self.connection,
+            self.result_store,
+            inline_result_bytes(self.settings),
+            self._post_call,
+            self.in_flight.__contains__,
+            self.log,
+        )
+
     # A subclass may override these.
 
     @property
@@ -143,7 +163,7 @@ class JobHolder(WorkerProcess):
         """
         if (self._is_recording and self._is_claiming) or clock_s() < self._try_again_at:
             return
-        ended = [] if self._is_recording else [job for job in self.in_flight.values() if job.is_decided]
+        ended = [] if self._is_recording else self._recordable()
         group = None if self._is_claiming else self._next_group(max_jobs, ended)
         if not ended and group is None:
             return
@@ -162,6 +182,12 @@ class JobHolder(WorkerProcess):
         link = self.recording_link if ended else self.link
         run = partial(self.exchanger.run, exchange)
         link.call(run, partial(self._take_exchanged, exchange), partial(self._lose_exchange, exchange))
+
+    def _recordable(self) -> list[InFlightJob]:
+        """Return the jobs whose ends can be recorded."""
+        return [
+            inflight for inflight in self.in_flight.values() if inflight.is_decided and not inflight.is_being_stored
+        ]
 
     def _next_group(self, max_jobs: float, ending: Sequence[InFlightJob]) -> QueueGroup | None:
         """Return the group of queues from which to claim, also if only because something is sent anyway."""
@@ -203,7 +229,7 @@ class JobHolder(WorkerProcess):
 
     @property
     def _may_claim(self) -> bool:
-        return not self._stop_requested and not self._must_release
+        return not self._stop_requested and not self._must_release and self.result_writer.has_room
 
     def _end_exchange(self, exchange: Exchange) -> None:
         self._is_recording = self._is_recording and not exchange.ended

@@ -113,6 +113,7 @@ class Worker(JobHolder):
             logging_level = logging_level or self.settings.log_level  # RQ's own options take precedence
             logs.configure(self.process, self.settings.log_format, logging_level.upper(), **self.log_fields())
             self.log.info("scorepool %s starts", VERSION)  # RQ logs its own version, and the process's id
+            _ = self.result_writer  # which ends the process if its store cannot be used
             watchdog = Watchdog(self.settings.stall_timeout_s, self.watched_operations, self._report_death, self.log)
             heartbeat = PeriodicTask(self._send_heartbeat, every_s=self.settings.lease_s / BEATS_PER_LEASE)
             sweep = Sweep(self.connection, self.queue_names(), self.settings.lease_s * 3)
@@ -179,8 +180,9 @@ class Worker(JobHolder):
     def _commit_ended(self) -> None:
         """Decide the ends of the jobs that are over. The next exchange writes them."""
         for inflight in self.in_flight.values():
-            if inflight.is_over:
+            if inflight.is_over and not inflight.is_decided:
                 self.committer.decide(inflight)
+                self.result_writer.take(inflight)
 
     def _maintain(self) -> None:
         if self._stopped_because is None and not self._stop_requested and clock_s() >= self._reclaim_at:

@@ -1,0 +1,107 @@
+"""The result store by obstore: a folder, or an object store whose credentials its own variables hold (AWS_*, ...)."""
+
+import os
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore, from_url
+
+from scorepool.store.result_store import ResultMissing, ResultStoreError
+from scorepool.store.settings import SettingsError
+
+T = TypeVar("T")
+TIMEOUT_S = 300  # of one request, with its repetitions
+CONNECT_TIMEOUT_S = 10
+MAX_RETRIES = 2  # of one request; the worker and the API try again
+CHUNK_BYTES = 2**20
+MAX_REASON = 300  # characters
+_SPACES = re.compile(r"\s+")
+
+
+class ObjectStore:
+    """Objects below a URL."""
+
+    def __init__(self, url: str) -> None:
+        """Raises SettingsError if the URL cannot be one of a store, or is a folder that does not exist."""
+        place = f"SCOREPOOL_RESULT_STORE={url[:100]!r}"
+        parts = urlsplit(url)
+        self._folder = Path(unquote(parts.path)) if parts.scheme == "file" else None
+        if self._folder is not None and (parts.netloc not in ("", "localhost") or not self._folder.is_dir()):
+            raise SettingsError(f"{place}: expected the URL of a folder that exists, such as file:///Volumes/results")
+        try:
+            if self._folder is not None:
+                self._store: Any = LocalStore(self._folder)
+            else:
+                self._store = from_url(
+                    url,
+                    client_options={
+                        "timeout": f"{TIMEOUT_S}s",
+                        "connect_timeout": f"{CONNECT_TIMEOUT_S}s",
+                        "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true",
+                    },
+                    retry_config={"max_retries": MAX_RETRIES, "retry_timeout": timedelta(seconds=TIMEOUT_S)},
+                )
+        except (BaseError, OSError, ValueError) as error:
+            raise SettingsError(f"{place}: {_reason(error)}") from None
+
+    def put(self, path: str, body: bytes) -> None:
+        """Write an object, whole or not at all. Raises ResultStoreError."""
+        try:
+            obstore.put(self._store, path, body, use_multipart=False)
+        except (BaseError, OSError) as error:
+            raise ResultStoreError(_reason(error)) from None
+
+    def get(self, path: str) -> bytes:
+        """Read an object. Raises ResultStoreError, ResultMissing."""
+        try:
+            return bytes(obstore.get(self._store, path).bytes())
+        except (BaseError, OSError) as error:
+            raise _mapped(error) from None
+
+    async def open(self, path: str) -> tuple[int, AsyncIterator[bytes]]:
+        """Return an object's size, and its bytes in chunks. Both raise ResultStoreError, the first ResultMissing."""
+        found = await _try(lambda: obstore.get_async(self._store, path))
+        return found.meta["size"], self._chunks(found)
+
+    async def _chunks(self, found: Any) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in found.stream(min_chunk_size=CHUNK_BYTES):
+                yield bytes(chunk)
+        except (BaseError, OSError) as error:
+            raise _mapped(error) from None
+
+    async def delete(self, path: str) -> None:
+        """Delete an object, and what a broken write of it left. It may be absent. Raises ResultStoreError."""
+        with suppress(ResultMissing):
+            await _try(lambda: obstore.delete_async(self._store, path))
+        if self._folder is not None:
+            with suppress(OSError):  # a process that was killed leaves the file that would have been renamed
+                os.unlink(self._folder / f"{path}#1")
+
+
+async def _try(call: Callable[[], Awaitable[T]]) -> T:
+    try:
+        return await call()
+    except (BaseError, OSError) as error:
+        raise _mapped(error) from None
+
+
+def _mapped(error: Exception) -> ResultStoreError:
+    return (
+        ResultMissing("it has no such object")
+        if isinstance(error, FileNotFoundError)
+        else ResultStoreError(_reason(error))
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Return the first paragraph of obstore's text, which is followed by a dump of its source."""
+    text = _SPACES.sub(" ", str(error).partition("Debug source")[0]).strip()
+    return f"{text[:MAX_REASON]}..." if len(text) > MAX_REASON else text or type(error).__name__

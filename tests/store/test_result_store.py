@@ -1,0 +1,117 @@
+"""The result store in a folder, what it says of bad settings and of trouble, and its absence from other processes."""
+
+import asyncio
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from scorepool.store import Settings, SettingsError
+from scorepool.store.result_store import (
+    ResultMissing,
+    ResultStore,
+    ResultStoreError,
+    inline_result_bytes,
+    object_path,
+    open_result_store,
+    path_of_lease,
+)
+
+PATH = "scorepool/ab/abc-1"
+
+
+def opened(url: str) -> ResultStore:
+    found = open_result_store(Settings(result_store=url))
+    assert found is not None
+    return found
+
+
+def read(store: ResultStore, path: str = PATH) -> tuple[int, bytes]:
+    async def read() -> tuple[int, bytes]:
+        size, chunks = await store.open(path)
+        return size, b"".join([chunk async for chunk in chunks])
+
+    return asyncio.run(read())
+
+
+def test_an_object_is_written_read_and_deleted(tmp_path: Path):
+    store, body = opened(tmp_path.as_uri()), os.urandom(3_000_000)
+    store.put(PATH, body)
+    assert store.get(PATH) == body
+    assert read(store) == (len(body), body)
+    assert (tmp_path / PATH).read_bytes() == body
+
+    (tmp_path / f"{PATH}#1").write_bytes(b"left by a process that was killed")
+    for _ in range(2):  # the second finds nothing
+        asyncio.run(store.delete(PATH))
+    assert list((tmp_path / PATH).parent.iterdir()) == []
+    with pytest.raises(ResultMissing):
+        store.get(PATH)
+    with pytest.raises(ResultMissing):
+        read(store)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("/srv/results", "expected a URL that begins with file://, s3://, gs://, az://"),
+        ("http://example.com/", "expected a URL that begins with"),
+        ("file:///no/such/folder", "expected the URL of a folder that exists"),
+        ("file://other-host/tmp", "expected the URL of a folder that exists"),
+        ("s3://", "SCOREPOOL_RESULT_STORE='s3://': "),
+    ],
+)
+def test_a_bad_url_is_refused_with_a_sentence(url: str, message: str):
+    with pytest.raises(SettingsError) as error:
+        open_result_store(Settings(result_store=url))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_that_takes_no_file_is_reported_in_a_sentence(tmp_path: Path):
+    store = opened(tmp_path.as_uri())
+    (tmp_path / "scorepool").write_bytes(b"")  # a file in the place of a folder
+    with pytest.raises(ResultStoreError) as error:
+        store.put(PATH, b"x")
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 350
+
+
+def test_a_write_that_ends_in_the_middle_leaves_no_object(tmp_path: Path):
+    store = opened(tmp_path.as_uri())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # as a full disk: a write fails after some bytes
+    try:
+        with pytest.raises(ResultStoreError) as error:
+            store.put(PATH, b"x" * 100_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "\n" not in str(error.value)
+    with pytest.raises(ResultMissing):
+        store.get(PATH)
+    store.put(PATH, b"y" * 100_000)
+    assert store.get(PATH) == b"y" * 100_000
+
+
+def test_a_server_that_does_not_answer_is_reported_in_a_sentence(monkeypatch: pytest.MonkeyPatch):
+    names = {"ENDPOINT_URL": "http://127.0.0.1:9", "ALLOW_HTTP": "true", "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}
+    for name, value in names.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with pytest.raises(ResultStoreError, match="S3") as error:
+        opened("s3://bucket/results").put(PATH, b"x")
+    assert "\n" not in str(error.value)
+
+
+def test_ids_from_redis_name_no_other_file():
+    assert object_path("ab" * 16, "e1") == path_of_lease(f"{'ab' * 16}:e1")
+    for lease_key in ("../../etc:1", "ab:../x", "ab", "ab:", ":1", "a/b:1"):
+        with pytest.raises(ValueError, match="no ids"):
+            path_of_lease(lease_key)
+
+
+def test_results_leave_redis_earlier_beside_a_store(tmp_path: Path):
+    assert open_result_store(Settings()) is None
+    assert inline_result_bytes(Settings()) == 2**28
+    assert inline_result_bytes(Settings(result_store=tmp_path.as_uri())) == 2**20
+    assert inline_result_bytes(Settings(max_inline_result_bytes=5)) == 5

@@ -1,0 +1,74 @@
+"""The object of a stored result: frames of bounded size, which hold the result exactly and show every damage."""
+
+import random
+
+import pytest
+from msgspec.structs import replace
+
+from scorepool import wire
+from scorepool.wire.stored_result import (
+    FRAME_BYTES,
+    FrameReader,
+    StoredResult,
+    decode_recorded,
+    read_object,
+    to_frames,
+)
+from tests.api.fake_worker import CLASSIFIED, RESULT
+
+
+def sequence(number: int, num_tokens: int) -> wire.SequenceResult:
+    numbers = random.Random(number)
+    return wire.SequenceResult(
+        token_ids=[numbers.randrange(1000) for _ in range(num_tokens)],
+        token_bytes=[b"\xff"] * num_tokens,
+        text="é" * number,
+        logprobs=wire.Floats([None, *(numbers.uniform(-9, 0) for _ in range(num_tokens - 1))]),
+    )
+
+
+LARGE = replace(RESULT, sequences=[sequence(number, 2000) for number in range(200)])
+
+
+@pytest.mark.parametrize("result", [RESULT, CLASSIFIED, LARGE])
+def test_an_object_holds_the_result(result: wire.Result):
+    body = b"".join(to_frames(result))
+    assert wire.encode(read_object(body, len(body))) == wire.encode(result)
+
+
+def test_frames_are_small():
+    sizes = [len(frame) for frame in to_frames(LARGE)]
+    assert len(sizes) > 5
+    assert max(sizes) < 1.1 * FRAME_BYTES
+
+
+def test_a_reader_takes_chunks_of_any_size():
+    body = b"".join(to_frames(LARGE))
+    numbers = random.Random(1)
+    reader, bodies, start = FrameReader(), [], 0
+    while start < len(body):
+        end = start + numbers.choice([1, 7, 1000, 300_000])
+        bodies += reader.feed(body[start:end])
+        start = end
+    reader.check_end()
+    assert sum(map(len, bodies)) + 12 * len(bodies) == len(body)
+
+
+def test_damage_is_found():
+    body = b"".join(to_frames(RESULT))
+    for at in range(12, len(body)):
+        damaged = bytearray(body)
+        damaged[at] ^= 1
+        with pytest.raises(wire.Invalid, match="damaged"):
+            read_object(bytes(damaged), len(body))
+    for end in range(len(body)):
+        with pytest.raises(wire.Invalid, match="damaged"):
+            read_object(body[:end], len(body))
+
+
+def test_redis_records_a_result_a_failure_or_where_the_result_is():
+    stored = StoredResult(execution="abc", num_bytes=3, num_sequences=1)
+    failure = wire.Failure(code="internal", message="m")
+    for outcome in (stored, failure, RESULT):
+        assert wire.encode(decode_recorded(wire.encode(outcome))) == wire.encode(outcome)
+    assert len(wire.encode(replace(stored, execution="f" * 40, num_bytes=2**40, num_sequences=2**31))) < 256

@@ -12,6 +12,7 @@ from scorepool.api.repositories import decode
 from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.quota import MAX_CONTEXT, report_size
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
+from scorepool.wire.image import check_size
 from scorepool.wire.request import exceeds_top_cap
 from scorepool.wire.request_fields import MAX_TARGETS
 
@@ -72,6 +73,7 @@ class Admission:
         self._models.check_adapter(request, served, where)
         if served:
             _check_kind(request, served, where)
+        self._check_images(request, served, where)
         self._check_size(request, where)
         self._check_mode(request, where)
         self._check_top_logprobs(request, where)
@@ -110,6 +112,35 @@ class Admission:
         if isinstance(request, wire.Generate) and (conflict := wire.mode_conflict(request)):
             field, sentence = conflict
             raise BadRequest(f"{where}{field}: {sentence}", f"{where}{field}")
+
+    def _check_images(self, request: wire.Request, served: Sequence[wire.ServedModel], where: str) -> None:
+        """Check that the model takes images, and the server's limits. Nothing is decoded."""
+        images = list(wire.images_of(request))
+        if not images:
+            return
+        first = f"{where}{images[0][0]}"
+        if served and not any(model.images for model in served):
+            reason = served[0].images_unsupported or "it is a model of texts"
+            raise BadRequest(f"{first}: the model {request.model!r} takes no images: {reason}", first)
+        settings = self._settings
+        if len(images) > settings.max_images:
+            raise TooLarge(
+                f"{first}: expected at most {settings.max_images} images in one job (SCOREPOOL_MAX_IMAGES), found "
+                f"{len(images)}",
+                first,
+            )
+        for field, image in images:
+            full = f"{where}{field}"
+            if len(image.data) > settings.max_image_bytes:
+                raise TooLarge(
+                    f"{full}: expected an image of at most {settings.max_image_bytes} bytes "
+                    f"(SCOREPOOL_MAX_IMAGE_BYTES), found {len(image.data)}",
+                    full,
+                )
+            try:
+                check_size(image.header, settings.max_image_pixels, " (SCOREPOOL_MAX_IMAGE_PIXELS)")
+            except ValueError as error:
+                raise BadRequest(f"{full}: {error}", full) from None
 
     def _check_size(self, request: wire.Request, where: str) -> None:
         """Check the size of a job whose items share a prompt as if each had it: the worker encodes it for each."""

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from scorepool.store.keys import DEFAULT_PREFIX, WEBHOOKS_NAME
 from scorepool.store.logs import LogFormat
 from scorepool.wire.columns import LogprobsMode
+from scorepool.wire.image import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, MAX_IMAGES
 from scorepool.wire.request_fields import ModelName
 
 PREFIX = "SCOREPOOL_"
@@ -151,6 +152,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_top_logprobs: Annotated[int, Meta(ge=-1, le=1024)] = (
         -1  # most likely tokens at a position; dialects clamp and say so, native jobs are refused; -1: no cap
     )
+    max_images: Annotated[int, Meta(ge=1, le=MAX_IMAGES)] = 16  # of one job
+    max_image_bytes: Annotated[int, Meta(ge=1, le=MAX_IMAGE_BYTES)] = 16 * 2**20  # of the file of one image
+    max_image_pixels: Annotated[int, Meta(ge=1, le=MAX_IMAGE_PIXELS)] = 2**25  # of one image
     logprobs_mode: LogprobsMode = "raw_logprobs"  # of generations that choose none
     max_wait_s: Seconds = 300.0  # cap of `Prefer: wait` and `?wait=`; echoed when it clamps
     result_ttl_s: Count = 86_400

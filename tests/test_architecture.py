@@ -49,7 +49,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine.text": {"engine.errors"},
     "engine.text.vocabulary": set(),
     "engine.text.tokenizer": {"engine.errors", "engine.text.vocabulary"},
-    "engine.text.chat": {"engine.errors", "engine.text.tokenizer"},
+    "engine.text.image_codec": set(),
+    "engine.text.chat": {"engine.errors", "engine.text.image_codec", "engine.text.tokenizer"},
     "engine.sampling": {"engine.sequence"},
     "engine.model": {
         "engine.adapter", "engine.cache_room", "engine.certificate", "engine.errors", "engine.local_folder",

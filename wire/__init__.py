@@ -12,6 +12,7 @@
     comparison.py     two computations of one sequence   crosscheck.py     messages between workers that compare
     progress.py       how far running jobs are           model_comparison.py  how far two models are apart
     cached.py         entries of the result cache        adapter.py        adapters that come and go
+    image.py          images of requests                 image_header.py   their formats and sizes
     checkpoint.py     finished rows of running jobs
 
 To add a kind of job, change these places: a `Submission` in a module of its own, and its names in `Request` and `Kind`
@@ -64,6 +65,7 @@ from scorepool.wire.crosscheck import Computation, Crosscheck, CrosscheckMessage
 from scorepool.wire.embed import Embed, EmbedItem, Pooling
 from scorepool.wire.file import DeletedFile, ExpiresAfter, FileObject, FilePage, Purpose
 from scorepool.wire.generate import Generate, SamplingOptions, mode_conflict
+from scorepool.wire.image import Image
 from scorepool.wire.model_comparison import divergence, join_comparisons
 from scorepool.wire.packed import PackedColumns, join_packed
 from scorepool.wire.progress import Progress, Progresses
@@ -88,7 +90,7 @@ from scorepool.wire.reply import (
     TokenizerInfo,
     WorkerLink,
 )
-from scorepool.wire.request import Kind, Request, kind_of, report_excess, with_bases, with_top_k
+from scorepool.wire.request import Kind, Request, images_of, kind_of, report_excess, with_bases, with_top_k
 from scorepool.wire.request_fields import Priority
 from scorepool.wire.result import (
     Channel,
@@ -194,6 +196,7 @@ __all__ = [
     "Floats",
     "Format",
     "Generate",
+    "Image",
     "Invalid",
     "Job",
     "JobEvent",
@@ -272,6 +275,7 @@ __all__ = [
     "divergence",
     "encode",
     "encode_json",
+    "images_of",
     "join_comparisons",
     "join_packed",
     "join_stamps",

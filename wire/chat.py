@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, msgpack
 
+from scorepool.wire.image import Images, check_places
 from scorepool.wire.quote import quote
 from scorepool.wire.request_fields import MAX_DEPTH, MAX_TOOL_CALLS, Text
 
@@ -82,6 +83,12 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omi
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_TOOL_CALLS)] = []
+    images: Images = []
+
+    def __post_init__(self) -> None:
+        if self.images and self.role != "user":
+            raise ValueError(f"`images` belong to a message of the user, found one of role {self.role}")
+        check_places(self.images, self.content, "content")
 
 
 def check_num_calls(numbers: Iterable[int], field: str = "messages") -> None:

@@ -19,6 +19,8 @@ class ClassifyItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of `prompt` and `messages`")
         check_num_calls(len(message.tool_calls) for message in self.messages or ())
+        if any(message.images for message in self.messages or ()):
+            raise ValueError("`images` does not go with a classify job")
 
 
 class Classify(Submission, tag="classify", frozen=True, kw_only=True):

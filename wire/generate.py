@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from scorepool.wire.chat import Message, Tool, check_json, check_num_calls
 from scorepool.wire.columns import LogprobsMode
+from scorepool.wire.image import Images, check_images
 from scorepool.wire.quote import quote
 from scorepool.wire.request_fields import (
     FORMS,
@@ -54,6 +55,7 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
 
     prompt: Text | TokenIds | None = None
     messages: Annotated[list[Message], Meta(min_length=1, max_length=1024)] | None = None
+    images: Images = []
     tools: Annotated[list[Tool], Meta(max_length=128, description="Functions that the answer of a chat may call.")] = []
     tool_choice: Annotated[
         Literal["auto", "none", "required"],
@@ -196,6 +198,10 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of `prompt` and `messages`")
         check_num_calls(len(message.tool_calls) for message in self.messages or ())
+        shown = [image for message in self.messages or () for image in message.images]
+        check_images(self.images, self.prompt, shown)
+        if self.images or shown:
+            self._check_beside_images()
         if self.tools and self.messages is None:
             raise ValueError("`tools` needs `messages`")
         if self.tool_choice == "required" and not self.tools:
@@ -230,6 +236,14 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
             raise ValueError(f"`{forms[0]}` decides where the text ends: it excludes `ignore_eos` and `min_tokens`")
         if self.max_tokens == 0 and not self.prompt_logprobs:
             raise ValueError("`max_tokens` 0 generates nothing: set `prompt_logprobs` to true, or ask for more tokens")
+
+    def _check_beside_images(self) -> None:
+        """Refuse what was not tested with images, or has no meaning: an image's tokens have no logprobs."""
+        for name in ("prompt_logprobs", "truncate", "adapter"):
+            if getattr(self, name):
+                raise ValueError(f"`{name}` does not go with `images`")
+        if self.speculation in ("ngram", "draft"):
+            raise ValueError(f"`speculation` {self.speculation} does not go with `images`; expected off or null")
 
     @property
     def is_filtered(self) -> bool:

@@ -198,6 +198,12 @@ class ServedModel(Struct, frozen=True, kw_only=True):
         Pooling | None,
         Meta(description="The pooling of its embeddings unless a job says otherwise. null: it makes none."),
     ] = None
+    images: Annotated[
+        str | None, Meta(description="The family of models whose images it takes. null: it takes no images.")
+    ] = None
+    images_unsupported: Annotated[
+        str | None, Meta(description="The reason for which a model that could take images takes none. null: it takes some, or could not.")
+    ] = None
     crosscheck: Annotated[CrosscheckStatus | None, Meta(description="null: it takes no part in crosschecks.")] = None
     load: Annotated[
         EngineLoad | None, Meta(description="State at its last heartbeat. null: the worker is of an older release.")

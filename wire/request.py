@@ -1,6 +1,6 @@
 """Define requests: what a client submits as a job. Each kind has a module of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, TypeVar
 
 from msgspec.structs import replace
@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from scorepool.wire.classify import Classify
 from scorepool.wire.embed import Embed
 from scorepool.wire.generate import Generate
+from scorepool.wire.image import Image
 from scorepool.wire.request_fields import MAX_REPORTED_TOKENS, MAX_TARGET_LOGPROBS, MAX_TOP_LOGPROBS, WHOLE_VOCABULARY
 from scorepool.wire.score import Compare, Score, base_job_id
 from scorepool.wire.submission import Submission
@@ -63,6 +64,21 @@ def with_bases(requests: Sequence[Request], job_ids: Sequence[str]) -> tuple[lis
             pairs.append((request.base_request(), base_job_id(job_id)))
         pairs.append((request, job_id))
     return [request for request, _ in pairs], [job_id for _, job_id in pairs]
+
+
+def images_of(request: Request) -> Iterator[tuple[str, Image]]:
+    """Yield each image of a request, with the name of its field."""
+    if isinstance(request, Score | Generate):
+        for index, image in enumerate(request.images):
+            yield f"images[{index}]", image
+    if isinstance(request, Score):
+        for place, item in enumerate(request.items):
+            for index, image in enumerate(item.images):
+                yield f"items[{place}].images[{index}]", image
+    if isinstance(request, Generate | Tokenize):
+        for place, message in enumerate(request.messages or ()):
+            for index, image in enumerate(message.images):
+                yield f"messages[{place}].images[{index}]", image
 
 
 def kind_of(request: Request) -> Kind:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import fields
 
+from scorepool.wire.image import MAX_IMAGES, Image, Images, check_images
 from scorepool.wire.request_fields import (
     MAX_LIST_LENGTH,
     CacheSalt,
@@ -45,8 +46,10 @@ class ScoreItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, o
         ]
         | None
     ) = None
+    images: Images = []
 
     def __post_init__(self) -> None:
+        check_images(self.images, self.prompt)
         if self.prompt is not None and isinstance(self.prompt, str) != isinstance(self.completion, str):
             raise ValueError("`prompt` and `completion` must both be text or both be token ids")
         num_lists = sum(isinstance(each, list) for each in self.targets or ())
@@ -89,9 +92,11 @@ class Score(Submission, tag="score", frozen=True, kw_only=True):
     truncate: Truncate = None
     cache: UseCache = True
     cache_salt: CacheSalt = None
+    images: Images = []
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_images()
         for index, item in enumerate(self.items):
             if (item.prompt is None) == (self.prompt is None):
                 raise ValueError(f"`items[{index}].prompt` must be given, or `prompt` for all items, and not both")
@@ -100,6 +105,16 @@ class Score(Submission, tag="score", frozen=True, kw_only=True):
             if self.targets is not None and item.targets is not None:
                 raise ValueError(f"`items[{index}].targets` must not be given beside `targets` for all items")
             self._check_num_targets(index, item)
+
+    def _check_images(self) -> None:
+        """Refuse what was not tested with images, or has no meaning: an image's tokens have no logprobs."""
+        check_images(self.images, self.prompt)
+        num_images = len(self.images) + sum(len(item.images) for item in self.items)
+        if num_images > MAX_IMAGES:
+            raise ValueError(f"the items have {num_images} images together; expected at most {MAX_IMAGES} in one job")
+        for name, default in (("score", "completion"), ("truncate", None), ("adapter", None)):
+            if num_images and getattr(self, name) != default:
+                raise ValueError(f"`{name}` {getattr(self, name)} does not go with `images`")
 
     def _check_num_targets(self, index: int, item: ScoreItem) -> None:
         lists = item.target_lists
@@ -113,6 +128,10 @@ class Score(Submission, tag="score", frozen=True, kw_only=True):
             raise ValueError(
                 f"`items[{index}].targets` has {len(lists)} lists; expected {num_tokens}, one for each reported token"
             )
+
+    def images_of(self, item: ScoreItem) -> list[Image]:
+        """Return the images of an item's prompt."""
+        return self.images if item.prompt is None else item.images
 
     def pairs(self) -> Iterator[tuple[str | list[int], str | list[int]]]:
         """Yield the prompt and the completion of each item."""
@@ -152,6 +171,8 @@ class Compare(Score, tag="compare", frozen=True, kw_only=True):
         for index, item in enumerate(self.items):
             if item.targets is not None:
                 raise ValueError(f"`items[{index}].targets` does not go with a compare job")
+        if self.images or any(item.images for item in self.items):
+            raise ValueError("`images` does not go with a compare job")
         if self.top_logprobs == 0:
             raise ValueError("`top_logprobs` must be at least 1, or -1 for the whole vocabulary")
 

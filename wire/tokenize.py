@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from scorepool.wire.chat import Message, Tool, check_num_calls
+from scorepool.wire.image import check_images
 from scorepool.wire.request_fields import AnyTokenIds, TemplateKwargs, Text
 from scorepool.wire.submission import Submission
 
@@ -29,3 +30,4 @@ class Tokenize(Submission, tag="tokenize", frozen=True, kw_only=True):
             if getattr(self, name) and self.messages is None:
                 raise ValueError(f"`{name}` needs `messages`")
         check_num_calls(len(message.tool_calls) for message in self.messages or ())
+        check_images((), None, [image for message in self.messages or () for image in message.images])

@@ -73,6 +73,7 @@ class FakeWorker:
         load: wire.EngineLoad | None = None,
         classifier: wire.Classifier | None = None,
         pooling: wire.Pooling | None = None,
+        images: str | None = None,
         adapters: Sequence[wire.ServedAdapter] = (),
     ) -> None:
         """Register as a live worker, and keep the model as a recent one for `grace_s` after `unregister`."""
@@ -88,6 +89,7 @@ class FakeWorker:
             tokenizer=wire.TokenizerInfo(bos_token=None, eos_token="</s>", pad_token=None, chat_template=None),
             classifier=classifier,
             pooling=pooling,
+            images=images,
             adapters=list(adapters),
             crosscheck=crosscheck,
             link=link,

@@ -17,6 +17,7 @@ from scorepool.engine import ChatCodec, Pooling, Sampling, Sequence, Targets
 from scorepool.wire.request_fields import DEFAULT_KEEP_PCT
 from scorepool.worker.inference.chat_answer import ChatPrompt
 from scorepool.worker.inference.exclusions import Exclusions, exclusions_of
+from scorepool.worker.inference.images import check_images
 from scorepool.worker.inference.items import to_classified, to_embedded, to_scored
 from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.structured_outputs import callable_tools, constraints_of
@@ -70,6 +71,7 @@ def to_sequences(
     Raises engine.InvalidRequest, ContextLengthExceeded, JobError. The sequence of a tokenize job does not go to the
     engine: its tokens are the answer.
     """
+    check_images(request, codec)
     if isinstance(request, wire.Tokenize):
         token_ids, bos_added, _ = yield from _encode_prompt(request, codec, max(context_length, MAX_TOKENIZED))
         return [PreparedSequence(Sequence(token_ids=token_ids), len(token_ids), False, bos_added)]

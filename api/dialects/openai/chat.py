@@ -1,5 +1,6 @@
 """Read the body of `/v1/chat/completions`, and translate it to one wire.Generate. Pure."""
 
+import re
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -27,6 +28,7 @@ _NAMES = {
     "allowed_tools": "tool_choice",
     "targets": "logprob_token_ids",
 }
+_IMAGE = re.compile(r"(messages\[\d+\])\.images\[\d+\]")
 # The one value that is supported, by field.
 _SUPPORTED = {
     "store": False,
@@ -139,7 +141,7 @@ def to_request(body: ChatRequest, timeout_s: int) -> wire.Generate:
 
 def field_name(body: ChatRequest, field: str) -> str:
     """Map a field of the job to a field of the body."""
-    return map_field(_NAMES | body.field_names)(field)
+    return _IMAGE.sub(r"\1.content", map_field(_NAMES | body.field_names)(field))
 
 
 def _template_kwargs(body: ChatRequest) -> TemplateKwargs:

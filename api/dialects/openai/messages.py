@@ -10,10 +10,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from scorepool import wire
+from scorepool.api.dialects.images import to_image
 from scorepool.wire.chat import STRICT
 from scorepool.wire.request_fields import MAX_TOOL_CALLS, Text
 
 MAX_PARTS = 4096  # of the content of one message
+MAX_URL_LENGTH = 2**28
 ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
     "system": "system",
     "developer": "system",  # OpenAI's newer name of the role
@@ -23,11 +25,31 @@ ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
 }
 
 
-class TextPart(Struct, frozen=True, kw_only=True):
-    """Give a part of a message's content."""
+class TextPart(Struct, frozen=True, kw_only=True, tag="text", tag_field="type"):
+    """Give a text as a part of a message's content."""
 
-    type: Literal["text"]
     text: Text
+
+
+class ImageUrl(Struct, frozen=True, kw_only=True):
+    """Give an image."""
+
+    url: Annotated[
+        str, Meta(max_length=MAX_URL_LENGTH, description="A data URL: `data:image/png;base64,...`, JPEG, WebP or GIF.")
+    ]
+    detail: Annotated[
+        Literal["auto", "low", "high"] | None,
+        Meta(description="Has no effect: the model's own settings decide about the size."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        to_image(self.url)
+
+
+class ImagePart(Struct, frozen=True, kw_only=True, tag="image_url", tag_field="type"):
+    """Show an image as a part of a message's content."""
+
+    image_url: ImageUrl
 
 
 class FunctionCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -73,7 +95,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     """Give one message of the chat. Unknown fields are ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], Meta(max_length=MAX_PARTS)] | None = None
+    content: Text | Annotated[list[TextPart | ImagePart], Meta(max_length=MAX_PARTS)] | None = None
     reasoning_content: Annotated[
         Text | None, Meta(description="Sent back from an answer, for templates that show a model its reasoning.")
     ] = None
@@ -89,12 +111,16 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
             raise ValueError("a message without `tool_calls` needs `content`")
         for call in self.tool_calls or ():
             _to_wire_call(call)
+        has_images = isinstance(self.content, list) and any(isinstance(part, ImagePart) for part in self.content)
+        if has_images and self.role != "user":
+            raise ValueError(f"`content` of role {self.role} has an image; expected them in messages of the user")
 
     def to_wire(self) -> wire.Message:
         """Translate the message."""
         content = self.refusal if self.content is None else self.content
+        images: list[wire.Image] = []
         if isinstance(content, list):
-            content = "".join(part.text for part in content)
+            content, images = _joined(content)
         return wire.Message(
             role=ROLES[self.role],
             content=content or "",
@@ -102,6 +128,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
             name=self.name,
             tool_call_id=self.tool_call_id,
             tool_calls=[_to_wire_call(call) for call in self.tool_calls or ()],
+            images=images,
         )
 
 
@@ -126,6 +153,17 @@ class ChatTool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             parameters=function.parameters,
             strict=bool(function.strict),
         )
+
+
+def _joined(parts: list[TextPart | ImagePart]) -> tuple[str, list[wire.Image]]:
+    """Return the text of all parts, joined without a separator, and the images with their places in it."""
+    text, images = "", []
+    for part in parts:
+        if isinstance(part, ImagePart):
+            images.append(to_image(part.image_url.url, len(text)))
+        else:
+            text += part.text
+    return text, images
 
 
 def _to_wire_call(call: PastToolCall) -> wire.ToolCall:

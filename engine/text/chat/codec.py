@@ -12,6 +12,7 @@ from scorepool.engine.text.chat.grammar_compiler import GrammarCompiler
 from scorepool.engine.text.chat.output_parser import OutputParser, Span
 from scorepool.engine.text.chat.template import NO_VARIABLES, ChatTemplate, Message, Variables
 from scorepool.engine.text.chat.tool_parser import ParsedCall, Tool, parse_text, parse_tool_calls
+from scorepool.engine.text.image_codec import ImageCodec
 from scorepool.engine.text.tokenizer import Tokenizer
 
 
@@ -20,6 +21,8 @@ class ChatCodec:
 
     def __init__(self, tokenizer: Tokenizer, tags: ChatTags | None = None, repairs_calls: bool = False) -> None:
         self.tokenizer = tokenizer
+        self.images: ImageCodec | None = None  # None: the model takes no images
+        self.images_unsupported: str | None = None  # why, if it could take some
         self.repairs_calls = repairs_calls  # calls that are written as text are read too
         self.template = ChatTemplate(tokenizer)
         self.chat_format = detect_chat_format(tags or ChatTags(), tokenizer)

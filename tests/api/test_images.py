@@ -1,0 +1,136 @@
+"""Images are checked before a job is queued: what they are, their bytes, their pixels, their number, the model."""
+
+import base64
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from scorepool import wire
+from scorepool.api.dialects.openai.chat import ChatRequest, to_request
+from tests.api.conftest import Serving, generate, score
+from tests.api.fake_worker import FakeWorker
+from tests.images import data_url, image_bytes, image_part, png_header
+
+pytestmark = pytest.mark.anyio
+IMAGE = base64.b64encode(image_bytes()).decode()
+HELLO = base64.b64encode(b"hello").decode()
+
+
+@pytest.fixture
+def vision(redis: Redis) -> FakeWorker:
+    """A live worker whose model takes images."""
+    worker = FakeWorker(redis, model="see", name="w2")
+    worker.register(images="mistral3", context_length=1000)
+    return worker
+
+
+def chat(*parts: Any, role: str = "user", **changes: Any) -> dict[str, Any]:
+    return {"model": "see", "messages": [{"role": role, "content": [*parts]}], "max_tokens": 4} | changes
+
+
+def by_url(url: str) -> dict[str, Any]:
+    return chat({"type": "image_url", "image_url": {"url": url}})
+
+
+async def test_images_of_all_kinds_of_jobs_reach_the_worker(serving: Serving, vision: FakeWorker):
+    one = {"data": IMAGE}
+    jobs = [
+        generate(model="see", prompt="Look: ", images=[one | {"at": 6}]),
+        {"type": "generate", "model": "see", "messages": [{"role": "user", "content": "Look", "images": [one]}]},
+        score(model="see", prompt="Look", images=[one], items=[{"completion": "a"}]),
+        score(model="see", items=[{"prompt": "Look", "images": [one], "completion": "a"}]),
+        {"type": "tokenize", "model": "see", "messages": [{"role": "user", "content": "Look", "images": [one]}]},
+    ]
+    async with serving() as http:
+        for job in jobs:
+            reply = await http.post("/v1/jobs", json=job)
+            assert reply.status_code == 202, reply.text
+            [(_, image)] = wire.images_of(vision.start(reply.json()["id"]))
+            assert image.data == image_bytes()
+
+
+def test_parts_of_a_chat_keep_their_order():
+    first, second = image_bytes(), image_bytes(shade=9, kind="JPEG")
+    parts = [
+        {"type": "text", "text": "One: "},
+        image_part(first),
+        {"type": "text", "text": " two: "},
+        {"type": "image_url", "image_url": {"url": data_url(second, "jpeg"), "detail": "low"}},
+        {"type": "text", "text": "?"},
+    ]
+    job = to_request(wire.parse(json.dumps(chat(*parts)).encode(), ChatRequest), 60)
+    [message] = job.messages or ()
+    assert (message.content, [image.at for image in message.images]) == ("One:  two: ?", [5, 11])
+    assert [image.data for image in message.images] == [first, second]
+    assert wire.decode_request(wire.encode(job)) == job
+
+
+CHAT, JOBS, PART = "/v1/chat/completions", "/v1/jobs", "messages[0].content[0].image_url"
+BAD: list[tuple[str, dict[str, Any], int, str, str]] = [
+    (CHAT, by_url(data_url(b"hello")), 400, PART, "expected a PNG"),
+    (CHAT, by_url("data:image/png;base64,@@@"), 400, PART, "base64"),
+    (CHAT, by_url("data:image/png,abc"), 400, PART, "a data URL"),
+    (CHAT, by_url("data:text/html;base64,aGk="), 400, PART, "data URL"),
+    (CHAT, by_url("http://169.254.169.254/a"), 400, PART, "fetches no"),
+    (CHAT, by_url("https://example.com/a.png"), 400, PART, "fetches no"),
+    (CHAT, by_url("file:///etc/passwd"), 400, PART, "a data URL"),
+    (CHAT, by_url(data_url(png_header(1, 1))), 400, PART, "1 x 1"),
+    (CHAT, by_url(data_url(png_header(50_000, 50_000))), 400, PART, "50"),
+    (CHAT, by_url(data_url(png_header(6_000, 6_000))), 400, "messages[0].content", "IMAGE_PIXELS"),
+    (CHAT, chat(image_part(image_bytes()), role="system"), 400, "messages[0].content", "messages of the user"),
+    (CHAT, chat(*[image_part(image_bytes())] * 17), 413, "messages[0].content", "SCOREPOOL_MAX_IMAGES"),
+    (CHAT, chat({"type": "input_audio"}), 400, "messages[0].content[0].type", "input_audio"),
+    (JOBS, generate(model="see", images=[{"data": HELLO}]), 400, "images[0]", "expected a PNG"),
+    (JOBS, generate(model="see", images=[{"data": IMAGE, "at": 2}]), 400, "images[0].at", "`images[0].at` is 2"),
+    (JOBS, generate(model="see", prompt=[1], images=[{"data": IMAGE}]), 400, "images", "needs a `prompt` of text"),
+    (JOBS, generate(model="see", prompt_logprobs=True, images=[{"data": IMAGE}]), 400, "prompt_logprobs", "not go with"),
+    (JOBS, generate(model="see", adapter="x", images=[{"data": IMAGE}]), 400, "adapter", "`adapter`"),
+    (JOBS, generate(model="see", speculation="ngram", images=[{"data": IMAGE}]), 400, "speculation", "go"),
+    (JOBS, generate(images=[{"data": IMAGE}]), 400, "images[0]", "the model 'demo' takes no images"),
+    (JOBS, score(images=[{"data": IMAGE}]), 400, "images", "needs a `prompt` of text"),
+    (JOBS, score(model="see", score="all", prompt="a", items=[{"completion": "b"}], images=[{"data": IMAGE}]),
+     400, "score", "`score` all"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "status", "field", "says"), BAD)
+async def test_what_cannot_be_shown_is_refused_by_name(
+    serving: Serving, worker: FakeWorker, vision: FakeWorker, path: str, body: Any, status: int, field: str, says: str
+):
+    async with serving() as http:
+        reply = await http.post(path, json=body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["field"] or "") == (status, field), error
+    assert says in error["message"]
+    assert "\n" not in error["message"]
+    assert len(error["message"]) < 400
+    assert worker.waiting() == vision.waiting() == set()
+
+
+async def test_the_operator_sets_the_limits(serving: Serving, vision: FakeWorker):
+    async with serving(max_images=1, max_image_bytes=100, max_image_pixels=800) as http:
+        for body, says in (
+            (chat(*[image_part(image_bytes(16, 16))] * 2), "SCOREPOOL_MAX_IMAGES"),
+            (chat(image_part(image_bytes(25, 25))), "SCOREPOOL_MAX_IMAGE_BYTES"),
+            (chat(image_part(png_header(29, 29))), "SCOREPOOL_MAX_IMAGE_PIXELS"),
+        ):
+            reply = await http.post("/v1/chat/completions", json=body)
+            assert reply.status_code in (400, 413)
+            assert says in reply.json()["error"]["message"]
+
+
+def test_a_header_of_ten_gigapixels_takes_no_memory():
+    tracemalloc.start()
+    try:
+        with pytest.raises(wire.Invalid, match="found 100000 x 100000"):
+            wire.parse(
+                b'{"type":"generate","model":"m","prompt":"a","images":[{"data":"%s"}]}'
+                % base64.b64encode(png_header(100_000, 100_000)),
+                wire.Generate,
+            )
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()

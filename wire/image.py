@@ -1,0 +1,82 @@
+"""Define the images of a request, with the limits that hold everywhere. The server's own are settings."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from scorepool.wire.image_header import FORMATS, ImageHeader, read_header
+
+MAX_IMAGES = 64  # of one job
+MAX_IMAGE_BYTES = 2**27
+MAX_IMAGE_PIXELS = 2**26  # 200 MB when it is decoded
+MIN_SIDE = 4  # pixels
+MAX_RATIO = 200  # of the longer side to the shorter one
+
+
+class Image(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Show the model an image."""
+
+    data: Annotated[
+        bytes,
+        Meta(
+            min_length=1,
+            max_length=MAX_IMAGE_BYTES,
+            description=f"A {FORMATS} file, in JSON as base64. Of an animation its first frame is shown.",
+        ),
+    ]
+    at: Annotated[
+        int, Meta(ge=0, le=8_000_000, description="The number of characters of the text that stand before it.")
+    ] = 0
+
+    def __post_init__(self) -> None:
+        check_size(self.header)
+
+    @property
+    def header(self) -> ImageHeader:
+        """What the image claims to be. Raises ValueError for what is none."""
+        return read_header(self.data)
+
+
+Images = Annotated[
+    list[Image],
+    Meta(
+        max_length=MAX_IMAGES,
+        description="Images that the text shows, in its order. The model must take images: `images` of GET /v1/models.",
+    ),
+]
+
+
+def check_size(header: ImageHeader, max_pixels: int = MAX_IMAGE_PIXELS, setting: str = "") -> None:
+    """Check the size that an image claims, before anything decodes it. Raises ValueError."""
+    width, height = header.width, header.height
+    size = f"found {width} x {height}"
+    if min(width, height) < MIN_SIDE:
+        raise ValueError(f"expected an image of at least {MIN_SIDE} x {MIN_SIDE} pixels, {size}")
+    if width * height > max_pixels:
+        raise ValueError(f"expected an image of at most {max_pixels} pixels{setting}, {size}")
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise ValueError(f"expected an image whose sides have a ratio of at most {MAX_RATIO}, {size}")
+
+
+def check_places(images: Sequence[Image], text: str, name: str) -> None:
+    """Check that the images of a text stand in it, in its order. Raises ValueError."""
+    last = 0
+    for index, image in enumerate(images):
+        if not last <= image.at <= len(text):
+            raise ValueError(
+                f"`images[{index}].at` is {image.at}; expected {last} to {len(text)}: images stand in the order of "
+                f"`{name}`, which has {len(text)} characters"
+            )
+        last = image.at
+
+
+def check_images(images: Sequence[Image], prompt: str | Sequence[int] | None, shown: Sequence[Image] = ()) -> None:
+    """Check the images beside a prompt, and how many a job has with those that its messages show. Raises ValueError."""
+    if images and not isinstance(prompt, str):
+        found = "none" if prompt is None else "token ids"
+        raise ValueError(f"`images` needs a `prompt` of text beside it, found {found}; a chat has them in its messages")
+    if isinstance(prompt, str):
+        check_places(images, prompt, "prompt")
+    if len(images) + len(shown) > MAX_IMAGES:
+        raise ValueError(f"there are {len(images) + len(shown)} images; expected at most {MAX_IMAGES} in one job")

@@ -202,7 +202,10 @@ class ServedModel(Struct, frozen=True, kw_only=True):
         str | None, Meta(description="The family of models whose images it takes. null: it takes no images.")
     ] = None
     images_unsupported: Annotated[
-        str | None, Meta(description="The reason for which a model that could take images takes none. null: it takes some, or could not.")
+        str | None,
+        Meta(
+            description="The reason that a model which could take images takes none. null: it takes some, or could not."
+        ),
     ] = None
     crosscheck: Annotated[CrosscheckStatus | None, Meta(description="null: it takes no part in crosschecks.")] = None
     load: Annotated[

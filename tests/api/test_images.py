@@ -86,7 +86,7 @@ BAD: list[tuple[str, dict[str, Any], int, str, str]] = [
     (JOBS, generate(model="see", images=[{"data": HELLO}]), 400, "images[0]", "expected a PNG"),
     (JOBS, generate(model="see", images=[{"data": IMAGE, "at": 2}]), 400, "images[0].at", "`images[0].at` is 2"),
     (JOBS, generate(model="see", prompt=[1], images=[{"data": IMAGE}]), 400, "images", "needs a `prompt` of text"),
-    (JOBS, generate(model="see", prompt_logprobs=True, images=[{"data": IMAGE}]), 400, "prompt_logprobs", "not go with"),
+    (JOBS, generate(model="see", prompt_logprobs=True, images=[{"data": IMAGE}]), 400, "prompt_logprobs", "go"),
     (JOBS, generate(model="see", adapter="x", images=[{"data": IMAGE}]), 400, "adapter", "`adapter`"),
     (JOBS, generate(model="see", speculation="ngram", images=[{"data": IMAGE}]), 400, "speculation", "go"),
     (JOBS, generate(images=[{"data": IMAGE}]), 400, "images[0]", "the model 'demo' takes no images"),

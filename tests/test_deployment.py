@@ -282,3 +282,19 @@ def test_the_launchd_job_does_not_start_without_its_settings(root: Path, tmp_pat
     done = subprocess.run(plist["ProgramArguments"], env={"HOME": str(tmp_path)}, capture_output=True, check=False)
     assert done.returncode != 0
     assert b"worker.env" in done.stderr
+
+
+@pytest.mark.parametrize("extra", ["cuda", "cuda12", "cuda13", "worker"])
+def test_an_extra_brings_one_backend_of_mlx_and_what_a_worker_needs(root: Path, extra: str):
+    """MLX's backends for Linux hold the same file. Each extra of scorepool that an extra names is followed."""
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pending, found = [Requirement(line) for line in extras[extra]], dict[str, set[str]]()
+    while pending:
+        requirement = pending.pop()
+        if requirement.name == "scorepool":
+            pending += [Requirement(line) for name in requirement.extras for line in extras[name]]
+        elif requirement.marker is None or requirement.marker.evaluate({"sys_platform": "linux"}):
+            found.setdefault(requirement.name, set()).update(requirement.extras)
+    backend = {"worker": "cpu", "cuda": "cuda12"}.get(extra, extra)
+    assert found.pop("mlx") == {backend}
+    assert set(found) == {"jinja2", "llguidance", "mlx-lm", "numpy", "redis", "rq"}

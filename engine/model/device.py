@@ -9,15 +9,31 @@ from scorepool.engine.model import blas
 _BLAS = blas.load()
 
 import json
+from importlib.metadata import distributions
 
 import mlx.core as mx
 
+_BACKENDS = "mlx-cpu", "mlx-cuda-"  # beginnings of distributions that hold one of MLX's backends for Linux
+
 
 def main() -> None:
-    """Compute a sum and print the BLAS, whether Metal is available, and the default device."""
+    """Compute a sum and print the BLAS, the kind of GPU, the default device and the installed backends."""
     mx.eval(mx.ones(2) + mx.ones(2))
-    description = {"blas": _BLAS, "metal": mx.metal.is_available(), "device": str(mx.default_device())}
+    description = {
+        "blas": _BLAS,
+        "gpu": gpu_kind(),
+        "device": str(mx.default_device()),
+        "name": str(mx.device_info().get("device_name", "")),
+        "backends": sorted({one.name for one in distributions() if one.name.startswith(_BACKENDS)}),
+    }
     print(json.dumps(description))  # noqa: T201
+
+
+def gpu_kind() -> str | None:
+    """Return "metal" or "cuda" if MLX can compute on such a GPU."""
+    if mx.metal.is_available():
+        return "metal"
+    return "cuda" if mx.cuda.is_available() else None
 
 
 if __name__ == "__main__":

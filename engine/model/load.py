@@ -38,6 +38,7 @@ from scorepool.engine.model.batch_choice import choose_batch
 from scorepool.engine.model.classifier_runner import ClassifierRunner
 from scorepool.engine.model.config import Config, load_raw_config
 from scorepool.engine.model.contradictions import refuse_contradictions, refuse_small_vocabulary
+from scorepool.engine.model.device import gpu_kind
 from scorepool.engine.model.draft import DraftModel
 from scorepool.engine.model.pooling import default_pooling
 from scorepool.engine.model.prefix_store import PrefixStore
@@ -254,7 +255,7 @@ def _backend(num_ranks: int = 1) -> str:
     if mx.default_device() == mx.cpu:
         kind, details = "cpu", f"{device['architecture']}, {_BLAS}"
     else:
-        kind, details = "metal" if mx.metal.is_available() else "cuda", str(device["device_name"])
+        kind, details = gpu_kind() or "gpu", str(device["device_name"])
     return f"{kind} ({details}, {num_ranks} ranks)" if num_ranks > 1 else f"{kind} ({details})"
 
 

@@ -70,7 +70,8 @@ def return_free_memory() -> None:
 
 
 def _available_bytes() -> int:
-    """Return the memory that weights and caches may use: the GPU's share on a Mac, else all of the machine's."""
+    """Return the memory that weights and caches may use: a GPU's own or its share, else all of the machine's."""
     if mx.default_device() == mx.gpu:
-        return int(mx.device_info()["max_recommended_working_set_size"])
+        info = mx.device_info()
+        return int(info.get("max_recommended_working_set_size") or info["total_memory"])  # of Metal, of CUDA
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

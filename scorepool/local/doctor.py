@@ -121,20 +121,32 @@ def check_redis(settings: store.Settings, environ: Mapping[str, str]) -> str:
 
 def check_blas(settings: store.Settings, environ: Mapping[str, str]) -> str:
     """Check that MLX computes, and with a fast BLAS where it uses the CPU."""
-    blas = str(_device()["blas"])
+    blas, gpu = str(_device()["blas"]), _device()["gpu"]
+    if gpu == "cuda":
+        return "not used: MLX computes on the GPU"
     if blas == "reference blas":
         raise Trouble("MLX would use its slow one: install OpenBLAS, on Debian `apt install libopenblas0-pthread`")
     return blas
 
 
-def check_metal(settings: store.Settings, environ: Mapping[str, str]) -> str:
-    """Check that a Mac's GPU is used."""
+def check_gpu(settings: store.Settings, environ: Mapping[str, str]) -> str:
+    """Check that a Mac's GPU is used, or one that MLX was installed for with an extra such as cuda12."""
     device = _device()
-    if sys.platform != "darwin":
-        return f"not on this system; MLX computes on {device['device']}"
-    if not device["metal"]:
+    if sys.platform == "darwin" and device["gpu"] is None:
         raise Trouble("MLX sees no GPU: use Apple silicon, macOS 14 or newer, and an arm64 Python (not Rosetta's)")
-    return f"MLX computes on {device['device']}"
+    backends = device["backends"]
+    if len(backends) > 1:
+        uninstall = f"`{sys.executable} -m pip uninstall {' '.join(backends)}`"
+        raise Trouble(
+            f"{' and '.join(backends)} are installed, and each replaces files of the other: run {uninstall}, then "
+            "install scorepool with one of the extras `worker`, `cuda12` and `cuda13` (docs/deploy.md)"
+        )
+    if device["gpu"] is None and backends not in ([], ["mlx-cpu"]):
+        raise Trouble(f"{backends[0]} is installed, and MLX sees no GPU: `nvidia-smi` must list one, with its driver")
+    if device["gpu"] is None:
+        return f"none; MLX computes on {device['device']}"
+    kind = {"metal": "Metal", "cuda": "CUDA"}[device["gpu"]]
+    return f"{kind}, {device['name']}; MLX computes on {device['device']}"
 
 
 def check_memory(settings: store.Settings, environ: Mapping[str, str]) -> str:
@@ -198,7 +210,7 @@ CHECKS: dict[str, Callable[[store.Settings, Mapping[str, str]], str]] = {
     "state": check_state,
     "redis": check_redis,
     "blas": check_blas,
-    "metal": check_metal,
+    "gpu": check_gpu,
     "memory": check_memory,
     "models": check_models,
     "port": check_port,

@@ -17,7 +17,14 @@ from scorepool.engine import Engine, EngineSettings
 from scorepool.local import doctor
 from scorepool.local.demo import free_port
 
-CPU = {"blas": "openblas Haswell, 2 threads", "metal": False, "device": "Device(cpu, 0)"}
+CPU = {
+    "blas": "openblas Haswell, 2 threads",
+    "gpu": None,
+    "device": "Device(cpu, 0)",
+    "name": "AMD EPYC",
+    "backends": ["mlx-cpu"],
+}
+CUDA = {"gpu": "cuda", "device": "Device(gpu, 0)", "name": "NVIDIA H100", "backends": ["mlx-cuda-12"]}
 
 
 @pytest.fixture
@@ -155,7 +162,9 @@ def test_a_port_that_another_server_holds_is_named(run: Callable[..., Result]):
     ("platform", "device", "name", "remedy"),
     [
         ("linux", CPU | {"blas": "reference blas"}, "blas", "apt install libopenblas0-pthread"),
-        ("darwin", CPU | {"blas": "accelerate"}, "metal", "use Apple silicon"),
+        ("darwin", CPU | {"blas": "accelerate", "backends": []}, "gpu", "use Apple silicon"),
+        ("linux", CPU | {"backends": ["mlx-cuda-12"]}, "gpu", "mlx-cuda-12 is installed, and MLX sees no GPU"),
+        ("linux", CPU | CUDA | {"backends": ["mlx-cpu", "mlx-cuda-12"]}, "gpu", "pip uninstall mlx-cpu mlx-cuda-12"),
     ],
 )
 def test_a_slow_device_is_named(
@@ -167,10 +176,32 @@ def test_a_slow_device_is_named(
     remedy: str,
 ):
     monkeypatch.setattr(doctor, "_device", lambda: device)
-    monkeypatch.setattr(doctor, "sys", SimpleNamespace(platform=platform))
+    monkeypatch.setattr(doctor, "sys", SimpleNamespace(platform=platform, executable="python"))
     [line] = failed(run())
     assert line.startswith(f"{name} ")
     assert remedy in line
+
+
+@pytest.mark.parametrize(
+    ("platform", "device", "line"),
+    [
+        ("linux", CPU, "none; MLX computes on Device(cpu, 0)"),
+        ("linux", CPU | CUDA | {"blas": "reference blas"}, "CUDA, NVIDIA H100; MLX computes on Device(gpu, 0)"),
+        (
+            "darwin",
+            CPU | CUDA | {"gpu": "metal", "name": "Apple M2", "backends": [], "blas": "accelerate"},
+            "Metal, Apple M2; MLX computes on Device(gpu, 0)",
+        ),
+    ],
+)
+def test_the_gpu_is_named(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, platform: str, device: dict[str, Any], line: str
+):
+    monkeypatch.setattr(doctor, "_device", lambda: device)
+    monkeypatch.setattr(doctor, "sys", SimpleNamespace(platform=platform, executable="python"))
+    done = run()
+    assert (failed(done), done.exit_code) == ([], 0)
+    assert [one for one in done.stdout.splitlines() if one.startswith("gpu ") and one.endswith(line)]
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,10 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from scorepool.engine.model import kv_cache
+from scorepool.engine.model import kv_cache, kv_rollback
 from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.model.kv_cache import Cache
+from scorepool.engine.model.proposed_step import ProposedStep
 from scorepool.engine.model.slice_arrays import (
     cut,
     fill_prefix,
@@ -84,7 +85,7 @@ class PaddedBatch:
         """Start without sequences."""
         self._pads_prompts = pads_prompts
         self.can_share = can_share and kv_cache.can_be_shared(kv_cache.new(model))
-        self.can_speculate = kv_cache.can_drop_last(kv_cache.new(model))
+        self.can_speculate = kv_rollback.can_drop_step(kv_cache.new(model))
         self._model = model
         self._backbone = backbone_and_head
         # A CPU computes the whole rectangle of the attention, of which a causal model uses half: it runs fewer queries.
@@ -93,8 +94,7 @@ class PaddedBatch:
         self._paused: dict[Sequence, Cache] = {}
         self._decoding: list[Sequence] = []  # in the order of the cache's rows
         self._cache: Cache = []
-        self._width = 0  # of proposed tokens and right padding in each row, while these are not verified
-        self._num_pads: dict[Sequence, int] = {}  # of the rows that have such
+        self._proposed: ProposedStep | None = None  # while its tokens are not verified
 
     def prefill(self, slices: list[Slice]) -> mx.array:
         """Run right-padded slices; see BatchRunner."""
@@ -116,11 +116,8 @@ class PaddedBatch:
         # The whole cache is computed together with the hidden states.
         if not any(slice_.proposed_ids for slice_ in slices):
             return self._backbone.forward_hidden(last_ids[:, None], self._cache, self._decoding).squeeze(1)
-        self._width = width = max(len(slice_.proposed_ids) for slice_ in slices)
-        self._num_pads = {slice_.sequence: width - len(slice_.proposed_ids) for slice_ in slices}
-        rows = [[*slice_.proposed_ids, *[0] * (width - len(slice_.proposed_ids))] for slice_ in slices]
-        token_ids = mx.concatenate([last_ids[:, None], mx.array(rows, dtype=last_ids.dtype)], axis=1)
-        return select_predictors(slices, self._backbone.forward_hidden(token_ids, self._cache, self._decoding))
+        self._proposed = step = ProposedStep(slices, last_ids, self._cache)
+        return select_predictors(slices, self._backbone.forward_hidden(step.token_ids, self._cache, self._decoding))
 
     def max_proposed(self, position: int) -> int:
         """Return how many proposed tokens are taken: any number if the caches can drop them; see BatchRunner."""
@@ -128,10 +125,14 @@ class PaddedBatch:
 
     def drop_rejected(self, num_rejected: dict[Sequence, int]) -> None:
         """Drop rejected tokens, and the padding of rows that proposed fewer; see BatchRunner."""
-        counts = [self._num_pads.get(sequence, 0) + num_rejected.get(sequence, 0) for sequence in self._decoding]
-        self._num_pads = {}
-        if any(counts):
-            kv_cache.drop_last(self._cache, counts)
+        step, self._proposed = self._proposed, None
+        if step is None:
+            return
+        dropped = {one: step.num_dropped(one, num_rejected.get(one, 0)) for one in self._decoding}
+        if any(dropped.values()):
+            going_on = {sequence: count for sequence, count in dropped.items() if sequence in num_rejected}
+            step.recompute_states(self._backbone, self._cache, self._decoding, going_on, self._pads_prompts)
+            kv_rollback.drop_last(self._cache, list(dropped.values()))
 
     def release(self, sequences: list[Sequence]) -> None:
         """Drop the caches of these sequences; see BatchRunner."""
@@ -142,10 +143,14 @@ class PaddedBatch:
 
     def pause(self, sequences: list[Sequence]) -> None:
         """Move rows out of the batch's cache; see BatchRunner."""
-        for sequence in sequences:
+        step = self._proposed  # nothing was sampled, so no proposed token of it was verified
+        dropped = {one: step.num_dropped(one, step.num_proposed(one)) if step else 0 for one in sequences}
+        if step is not None:
+            step.recompute_states(self._backbone, self._cache, self._decoding, dropped, self._pads_prompts)
+        for sequence, count in dropped.items():
             self._paused[sequence] = cache = kv_cache.take_row(self._cache, self._decoding.index(sequence))
-            if sequence in self._num_pads:  # nothing was sampled, so no proposed token was verified
-                kv_cache.drop_last_of_row(cache, self._width)
+            if count:
+                kv_rollback.drop_last_of_row(cache, count)
         self._drop_rows(sequences)
 
     def resume(self, sequences: list[Sequence]) -> None:
@@ -216,31 +221,39 @@ class SequentialBatch:
     def __init__(self, model: Any, backbone_and_head: BackboneAndHead, can_share: bool = True) -> None:
         """Start without sequences."""
         self.can_share = can_share and kv_cache.can_be_shared(kv_cache.new(model))
-        self.can_speculate = False
+        self.can_speculate = True
         self._model = model
         self._backbone = backbone_and_head
         self._caches: dict[Sequence, Cache] = {}
+        self._before: dict[Sequence, tuple[Cache, mx.array]] = {}  # and the tokens since, while these are not verified
 
     def prefill(self, slices: list[Slice]) -> mx.array:
         """Run one slice after the other; see BatchRunner."""
         return mx.concatenate([self._prefill(slice_) for slice_ in slices])
 
     def max_proposed(self, position: int) -> int:
-        """Return 0; see BatchRunner."""
-        return 0
+        """Return how many proposed tokens are taken: any number; see BatchRunner."""
+        return sys.maxsize if self.can_speculate else 0
 
     def drop_rejected(self, num_rejected: dict[Sequence, int]) -> None:
-        """Do nothing; see `max_proposed`."""
+        """Go back to the cache before the last tokens, and run those again that are kept; see BatchRunner."""
+        before, self._before = self._before, {}
+        for sequence, (cache, token_ids) in before.items():
+            if num := num_rejected.get(sequence, 0):
+                self._caches[sequence] = cache
+                self._forward(token_ids[None, : token_ids.size - num], cache, sequence)
 
     def decode(self, slices: list[Slice], last_ids: mx.array) -> mx.array:
-        """Run one token after the other; see BatchRunner."""
+        """Run one row after the other; see BatchRunner."""
         rows = zip(slices, last_ids, strict=True)
-        return mx.concatenate(
-            [self._forward(last_id[None, None], self._caches[slice_.sequence], slice_)[0] for slice_, last_id in rows]
-        )
+        return mx.concatenate([self._decode(slice_, last_id[None]) for slice_, last_id in rows])
 
     def pause(self, sequences: list[Sequence]) -> None:
-        """Do nothing: every sequence has a cache of its own."""
+        """Drop proposed tokens, none of which was verified; see BatchRunner. Every sequence has a cache of its own."""
+        pausing = {one: self._before.pop(one) for one in sequences if one in self._before}
+        others, self._before = self._before, pausing
+        self.drop_rejected({sequence: token_ids.size - 1 for sequence, (_, token_ids) in pausing.items()})
+        self._before = others
 
     def resume(self, sequences: list[Sequence]) -> None:
         """Do nothing; see `pause`."""
@@ -249,18 +262,27 @@ class SequentialBatch:
         """Drop the caches of these sequences; see BatchRunner."""
         for sequence in sequences:
             self._caches.pop(sequence, None)
+            self._before.pop(sequence, None)
+
+    def _decode(self, slice_: Slice, last_id: mx.array) -> mx.array:
+        sequence, token_ids = slice_.sequence, last_id
+        if slice_.proposed_ids:
+            token_ids = mx.concatenate([last_id, mx.array(slice_.proposed_ids, dtype=last_id.dtype)])
+            self._before[sequence] = kv_cache.clone(self._caches[sequence]), token_ids
+        return self._forward(token_ids[None], self._caches[sequence], sequence)[0]
 
     def _prefill(self, slice_: Slice) -> mx.array:
         cache = self._caches.pop(slice_.sequence, None) or initial_cache(slice_, self._model)
-        hidden = self._forward(mx.array([token_ids_of(slice_)]), cache, slice_) if slice_.num_tokens else None
+        token_ids = mx.array([token_ids_of(slice_)])
+        hidden = self._forward(token_ids, cache, slice_.sequence) if slice_.num_tokens else None
         if slice_.fills_prefix and slice_.completes_prefill and hidden is not None:
             start_computing(hidden, fill_prefix(slice_.fills_prefix, cache, hidden[0, -1:]))
         elif slice_.keeps_cache:
             self._caches[slice_.sequence] = cache
         return select_predictors([slice_], hidden)
 
-    def _forward(self, token_ids: mx.array, cache: Cache, slice_: Slice) -> mx.array:
-        return start_computing(self._backbone.forward_hidden(token_ids, cache, [slice_.sequence]), cache)
+    def _forward(self, token_ids: mx.array, cache: Cache, sequence: Sequence) -> mx.array:
+        return start_computing(self._backbone.forward_hidden(token_ids, cache, [sequence]), cache)
 
 
 class BatchInvariant:

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from scorepool.engine.errors import LoadError
-from scorepool.engine.model import kv_cache
+from scorepool.engine.model import kv_cache, kv_rollback
 from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.model.kv_cache import Cache
 from scorepool.engine.sampling import sample, scoring
@@ -35,7 +35,7 @@ class DraftModel:
         vocab_size      logits of the model that verifies; the draft's own are cut or filled up to as many
         context_length  tokens that the draft can hold
         """
-        if not kv_cache.can_drop_last(kv_cache.new(model)):
+        if not kv_rollback.can_drop_last(kv_cache.new(model)):
             raise LoadError(
                 "the draft model keeps a state or a sliding window, from which rejected tokens cannot be dropped; "
                 "expected one whose layers all keep keys and values of every token"
@@ -102,7 +102,7 @@ class DraftModel:
             counts.append(len(cached) - num_kept)
             self._cached_ids[row] = cached[:num_kept]
         if any(counts):
-            kv_cache.drop_last(self._cache, counts)
+            kv_rollback.drop_last(self._cache, counts)
 
     def _prefill(self, sequence: Sequence) -> None:
         """Run all tokens of a sequence but its last one, if many are missing, in a cache of its own."""

@@ -1,4 +1,4 @@
-"""The KV caches of mlx-lm 0.32 as this engine uses them. No other file touches their internals.
+"""The KV caches of mlx-lm 0.32 as this engine uses them. No other file but kv_rollback.py touches their internals.
 
 The cache of a sequence is a list with one cache per layer. The cache of a computed prefix is kept as such a list, and
 sequences continue from it in one of three ways:
@@ -31,8 +31,6 @@ from mlx_lm.models.cache import (
     save_prompt_cache,
 )
 
-SPARE_PADDING = 64  # tokens of left padding common to all rows, which are dropped: a copy costs more than a few
-
 Cache = list[Any]  # one of mlx-lm's caches per layer
 
 
@@ -46,7 +44,7 @@ def can_be_shared(cache: Cache) -> bool:
     """True if several sequences can continue from this cache: every layer's kind can be cloned and shared."""
     return bool(cache) and all(
         type(layer) in (KVCache, ArraysCache) or (type(layer) is RotatingKVCache and layer.keep == 0)
-        for layer in _flat(cache)
+        for layer in flat(cache)
     )
 
 
@@ -57,7 +55,7 @@ def windows(cache: Cache) -> list[int | None]:
 
 def smallest_window(cache: Cache) -> int | None:
     """Return the shortest sliding window of all layers, in tokens; None if every layer attends to all tokens."""
-    return min((layer.max_size for layer in _flat(cache) if isinstance(layer, RotatingKVCache)), default=None)
+    return min((layer.max_size for layer in flat(cache) if isinstance(layer, RotatingKVCache)), default=None)
 
 
 def kind_of(layer: Any) -> object:
@@ -147,40 +145,6 @@ def take_row(cache: Cache, row: int) -> Cache:
     return taken
 
 
-def can_drop_last(cache: Cache) -> bool:
-    """True if the last tokens of each row can be dropped: no layer keeps a state, or a window, that they changed."""
-    return bool(cache) and all(type(layer) is KVCache for layer in _flat(cache))
-
-
-def drop_last(cache: Cache, counts: list[int]) -> None:
-    """Drop the last tokens of a merged cache, `counts[i]` of row i. Rows that drop more get left padding."""
-    common = min(counts)
-    padding = [count - common for count in counts]
-    for layer in _flat(cache):
-        layer.trim(common)
-        if any(padding):
-            layer.prepare(right_padding=padding)
-            layer.finalize()
-    if any(padding):
-        _drop_left_padding(cache)
-
-
-def _drop_left_padding(cache: Cache) -> None:
-    """Drop the left padding that all rows of a merged cache have, if it is much."""
-    layers = _flat(cache)
-    spare = min(layers[0].left_padding.tolist())
-    if spare >= SPARE_PADDING:
-        for layer in layers:
-            layer.keys, layer.values = layer.keys[..., spare:, :], layer.values[..., spare:, :]
-            layer.left_padding, layer._idx = layer.left_padding - spare, layer._idx - spare
-
-
-def drop_last_of_row(cache: Cache, count: int) -> None:
-    """Drop the last tokens of the cache of one row."""
-    for layer in cache:
-        layer.trim(count)
-
-
 def set_padding(cache: Cache, lengths: set[int]) -> None:
     """Tell a merged cache how many tokens its rows have, before a step that decodes them."""
     for layer in cache:
@@ -219,7 +183,7 @@ def num_bytes(cache: Cache) -> int:
 def cost(cache: Cache) -> tuple[int, int]:
     """Return the bytes per token, and the bytes per sequence whatever its length, of a cache that is not empty."""
     per_token = fixed = 0
-    for layer in _flat(cache):
+    for layer in flat(cache):
         if type(layer) is RotatingKVCache:
             fixed += layer.nbytes // layer.keys.shape[2] * layer.max_size  # type: ignore[union-attr]
         elif hasattr(layer, "keys"):
@@ -360,9 +324,9 @@ def _visible(layer: Any) -> tuple[mx.array, mx.array]:
     return layer.keys[..., : layer.offset, :], layer.values[..., : layer.offset, :]
 
 
-def _flat(cache: Iterable[Any]) -> list[Any]:
+def flat(cache: Iterable[Any]) -> list[Any]:
     """List the caches of all layers, with those inside a CacheList in its place."""
-    return [one for layer in cache for one in (_flat(layer.caches) if type(layer) is CacheList else [layer])]
+    return [one for layer in cache for one in (flat(layer.caches) if type(layer) is CacheList else [layer])]
 
 
 def _compact(layer: Any) -> Any:

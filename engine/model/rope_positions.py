@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx.nn.layers.positional_encoding import RoPE
 
 from scorepool.engine.errors import describe
-from scorepool.engine.model import kv_cache
+from scorepool.engine.model import kv_cache, kv_rollback
 from scorepool.engine.model.backbone import BackboneAndHead
 
 _KEPT = (0, 1, 2, 6, 7, 11, 12, 19)
@@ -35,7 +35,7 @@ def find_fault(model: Any, split: BackboneAndHead, vocab_size: int) -> str | Non
 
     A few tokens with gaps between them run at once, and again run by run, each from one offset on.
     """
-    if not kv_cache.can_drop_last(kv_cache.new(model)):
+    if not kv_rollback.can_drop_last(kv_cache.new(model)):
         return "layers of this model keep a state or a sliding window, which cannot skip tokens"
     draw = Random(2)  # noqa: S311
     token_ids = [draw.randrange(vocab_size) for _ in _KEPT]

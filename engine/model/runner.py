@@ -135,7 +135,8 @@ class ModelRunner:
                 if result.error is None and not result.is_complete and sequence.finish_reason is None:
                     self._append(found, result)
         if any(slice_.proposed_ids for slice_ in step.slices.values()):
-            self.batch.drop_rejected({one.slice.sequence: one.num_rejected for one in results.values()})
+            going_on = [one for one in results.values() if one.slice.sequence.finish_reason is None]
+            self.batch.drop_rejected({one.slice.sequence: one.num_rejected for one in going_on})
         return list(results.values()) + pooling.read(step.pooled)
 
     def max_proposed(self, position: int) -> int:

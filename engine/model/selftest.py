@@ -127,7 +127,7 @@ class SelfTest:
             "a prompt in chunks": trial.prefill_in_chunks,
         }
         if self._speculates and batch.can_speculate:
-            checks[SPECULATION] = trial.verify_proposals
+            checks[SPECULATION] = partial(trial.verify_proposals, list(self._long_rows.values()))
         for limit, row in self._long_rows.items():
             checks[f"a row longer than {limit}"] = partial(trial.run_long, row)
         if batch.can_share:
@@ -189,30 +189,41 @@ class _Trial:
         self.batch.release([second, third])
         return self._difference(hidden, expected)
 
-    def verify_proposals(self) -> float:
-        """Decode a row with a right and a wrong proposed token, one with a wrong one, and one with none; then go on."""
-        sequences = [_generating(row) for row in self.rows]
-        self.batch.prefill([Slice.prefill(sequence) for sequence in sequences])
-        first, right = self._verify(sequences, num_right=[1, 0, 0], num_wrong=[1, 1, 0])
-        then, right_then = self._verify(sequences, num_right=[0, 0, 0], num_wrong=[0, 0, 0])
-        self.batch.release(sequences)
-        return self._difference([first, then], [*right, *right_then])
+    def verify_proposals(self, long_rows: list[list[int]]) -> float:
+        """Decode rows with right and wrong proposed tokens, in three steps: the trial rows, then each long row."""
+        worst = 0.0
+        for rows, num_right, num_wrong in (
+            (self.rows, [[1, 0, 0], [0, 1, 1]], [[1, 1, 0], [0, 0, 0]]),
+            *(([row, self.rows[1]], [[1, 0], [0, 1]], [[1, 2], [0, 0]]) for row in long_rows),
+        ):
+            sequences = [_generating(row) for row in rows]
+            self.batch.prefill([Slice.prefill(sequence) for sequence in sequences])
+            reference = [self.backbone_and_head.forward_hidden(mx.array([row]))[0] for row in rows]
+            steps = [
+                self._verify(dict(zip(sequences, rows, strict=True)), reference, right, wrong)
+                for right, wrong in zip(num_right, num_wrong, strict=True)
+            ]
+            self.batch.release(sequences)
+            difference = self._difference([found for found, _ in steps], [one for _, right in steps for one in right])
+            worst = max(worst, difference) if difference == difference else difference  # NaN is a fault
+        return worst
 
     def _verify(
-        self, sequences: list[Sequence], num_right: list[int], num_wrong: list[int]
+        self, rows: dict[Sequence, list[int]], reference: list[mx.array], num_right: list[int], num_wrong: list[int]
     ) -> tuple[mx.array, list[mx.array]]:
         """Decode rows with proposed tokens. Return the hidden states of those that are right, and their reference."""
         slices: list[Slice] = []
         expected: list[mx.array] = []
         kept: list[int] = []
         num_states = 0
+        sequences = list(rows)
         for number, (sequence, right, wrong) in enumerate(zip(sequences, num_right, num_wrong, strict=True)):
-            row, start = self.rows[number], len(sequence.token_ids)
+            row, start = rows[sequence], len(sequence.token_ids)
             end = start + 1 + right
-            wrong_ids = [0 if row[end] else 1] if wrong else []
+            wrong_ids = [0 if row[end] else 1] * wrong if wrong else []
             slices.append(Slice(sequence, start, end + wrong, proposed_ids=(*row[start + 1 : end], *wrong_ids)))
             sequence.token_ids.append(row[start])
-            expected.append(self.reference[number][start:end])
+            expected.append(reference[number][start:end])
             kept += range(num_states, num_states + 1 + right)
             num_states += 1 + right + wrong
         found = self.batch.decode(slices, mx.array([sequence.token_ids[-1] for sequence in sequences]))

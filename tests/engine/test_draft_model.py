@@ -94,18 +94,19 @@ def assert_proposals_agree(sequence: Sequence, draft: Oracle, target: Oracle) ->
         step, last = [*step, token_id] if goes_on else [token_id], position
 
 
+@pytest.mark.parametrize("name", ["gemma3", "qwen3_next"])
 def test_another_family_may_draft(
-    engine_of: Callable[..., Engine],
+    name: str,
     folder_of: Callable[[str], Path],
     oracle_of: Callable[[str], Oracle],
     open_engine: Callable[..., Engine],
 ):
-    engine = open_engine(folder_of("qwen3"), speculation="draft", draft=str(folder_of("llama")))
+    engine = open_engine(folder_of(name), speculation="draft", draft=str(folder_of("llama")))
     verified = rows()
     for future in [engine.add([sequence]) for sequence in verified]:
         future.result(120)
     for sequence in verified:
-        assert_agrees(sequence, oracle_of("qwen3"))
+        assert_agrees(sequence, oracle_of(name))
     assert engine.stats.proposed_tokens > 50
 
 

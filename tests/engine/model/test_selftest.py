@@ -13,7 +13,7 @@ from mlx_lm.utils import load_model
 from safetensors.torch import load_file, save_file
 
 from scorepool.engine import Engine, EngineSettings, Sequence
-from scorepool.engine.model import kv_cache, selftest
+from scorepool.engine.model import kv_rollback, selftest
 from scorepool.engine.model.backbone import BackboneTap, FullLogits, split_model
 from scorepool.engine.model.batch import TILE, BatchInvariant, PaddedBatch, SequentialBatch
 from scorepool.engine.model.config import read_config
@@ -161,7 +161,7 @@ def test_a_batch_that_keeps_rejected_tokens_is_found_and_proposes_none(
 ):
     def drop_rejected(batch: PaddedBatch, num_rejected: dict[Sequence, int]) -> None:
         if fault.endswith("fewer"):
-            kv_cache.drop_last(batch._cache, list(num_rejected.values()))
+            kv_rollback.drop_last(batch._cache, list(num_rejected.values()))
 
     settings = EngineSettings(model=str(tiny_models("llama")), speculation="ngram")
     right = Engine(settings)

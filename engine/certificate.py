@@ -66,7 +66,7 @@ class Certificate:
     dtype: str
     mode: str
     quantization: str | None
-    backend: str  # e.g. "cpu (x86_64, openblas Haswell, 2 threads)"
+    backend: str  # e.g. "cpu (x86_64, openblas Haswell, 2 threads, numpy 2.4.6)"
     versions: dict[str, str]  # scorepool, mlx, mlx-lm; beside them torch and transformers, the reference
     by: str
     at: str  # UTC, ISO 8601

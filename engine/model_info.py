@@ -40,7 +40,8 @@ class ModelInfo:
     quantization: str | None  # e.g. "4-bit affine, groups of 64"
     adapter: str | None
     mode: str  # "default", "exact", or "one row at a time" for a model whose batched path failed its self-test
-    backend: str  # what decides about rounding: "metal (Apple M2 Ultra)", "cpu (x86_64, openblas Haswell, 2 threads)"
+    # What decides about rounding: "metal (Apple M2 Ultra)", "cpu (x86_64, openblas Haswell, 2 threads, numpy 2.4.6)".
+    backend: str
     versions: dict[str, str]  # of mlx and mlx-lm
     context_length: int  # tokens, prompt and completion together
     max_cached_tokens: int  # that fit into memory: sequences that hold a KV cache, times the longest of them

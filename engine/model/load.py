@@ -22,6 +22,7 @@ from scorepool.engine.model import (
     activations,
     checkpoint,
     classifier,
+    cpu_kernels,
     kv_cache,
     memory_budget,
     pushed_weights,
@@ -198,6 +199,7 @@ def load_checked(
         model, config = checkpoint.load_weights(folder, dtype, ranks)
         limits = rope.check_or_patch(model, config), windows.check_or_patch(model, config)
         activations.patch(model, config)
+        cpu_kernels.install(model, checkpoint.configured_context_length(config))
     return model, config, min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -253,7 +255,8 @@ def _backend(num_ranks: int = 1) -> str:
     """Name what decides about rounding beside the versions: the kernels, and the device that they are chosen for."""
     device = mx.device_info()
     if mx.default_device() == mx.cpu:
-        kind, details = "cpu", f"{device['architecture']}, {_BLAS}"
+        numpy = f", numpy {installed_version('numpy')}" if cpu_kernels.are_used() else ""
+        kind, details = "cpu", f"{device['architecture']}, {_BLAS}{numpy}"
     else:
         kind, details = gpu_kind() or "gpu", str(device["device_name"])
     return f"{kind} ({details}, {num_ranks} ranks)" if num_ranks > 1 else f"{kind} ({details})"

@@ -41,7 +41,8 @@ def test_model_info_describes_the_served_model(engine_of: Callable[..., Engine])
     assert (model_info.dtype, model_info.quantization, model_info.adapter) == ("float32", None, None)
     assert set(model_info.versions) == {"mlx", "mlx-lm"}
     assert re.fullmatch(
-        r"cpu \(\w+, (openblas \w+, \d+ threads|reference blas|accelerate)\)|metal \(.+\)", model_info.backend
+        r"cpu \(\w+, (openblas \w+, \d+ threads|reference blas|accelerate)(, numpy [\d.]+)?\)|metal \(.+\)",
+        model_info.backend,
     )
 
 
@@ -55,7 +56,7 @@ def test_the_backend_names_what_the_rounding_of_openblas_depends_on(root: Path):
     for num_threads in (1, 2):
         environ = os.environ | {"OPENBLAS_NUM_THREADS": str(num_threads)}
         done = subprocess.run([sys.executable, "-c", code], cwd=root, env=environ, capture_output=True, text=True)
-        assert re.fullmatch(rf"cpu \(\w+, openblas \w+, {num_threads} threads\)\n", done.stdout)
+        assert re.fullmatch(rf"cpu \(\w+, openblas \w+, {num_threads} threads(, numpy [\d.]+)?\)\n", done.stdout)
 
 
 def test_a_missing_folder_is_named(tmp_path: Path):

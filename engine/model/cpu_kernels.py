@@ -1,0 +1,234 @@
+"""Compute what MLX computes slowly on CPUs without its SIMD: exponentials, and rotary positions.
+
+MLX 0.32 has SIMD on ARM only. Elsewhere its exponential takes 15 to 20 ns an element, one at a time, so the softmax of
+attention and the SiLU cost as much as matrix products, and each rotary module computes its angles anew in every layer.
+NumPy's exponential takes 0.5 ns, and works on the memory of MLX's arrays:
+
+    attention   softmax of prompts; the masked part of a causal one is not computed
+    swiglu      of prompts
+    rotary      tables of the cosines and sines that the module itself has computed
+
+The first two wait for the device, so steps that only decode keep MLX's own. Values are within 1e-6 of MLX's, and depend
+on the shapes alone, as MLX's do: exact mode is still exact.
+"""
+
+import platform
+from collections.abc import Hashable
+from types import FunctionType
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.positional_encoding import RoPE
+from mlx_lm.models import activations, base
+from mlx_lm.models.rope_utils import Llama3RoPE
+from numpy.typing import NDArray
+
+from scorepool.engine.model.patch_globals import replace_globals
+from scorepool.engine.model.rope import ConfiguredRoPE
+
+MIN_ELEMENTS = 2**14  # of an array that is worth waiting for
+_BLOCK = 64  # queries whose weights stay in the processor's cache
+_CHUNK = 2**17  # elements of SiLU, for the same reason
+_FIRST_POSITIONS = 512  # of a rotary table, which becomes longer as rows do
+_MAX_TABLE_FLOATS = 2**23  # of cosines, and as many of sines
+_HAS_SIMD = platform.machine().lower() in ("arm64", "aarch64")
+
+Floats = NDArray[np.float32]
+
+
+def are_used() -> bool:
+    """True if models compute in these ways: on a CPU for which MLX has no SIMD."""
+    return not _HAS_SIMD and mx.default_device() == mx.cpu
+
+
+def install(model: Any, max_positions: int) -> None:
+    """Make a model compute in these ways, where they are used. No row has more positions."""
+    if not are_used():
+        return
+    replacements = {"swiglu": swiglu, "scaled_dot_product_attention": attention}
+    originals = {"swiglu": activations.swiglu, "scaled_dot_product_attention": base.scaled_dot_product_attention}
+    for kind in {type(module) for module in model.modules()}:
+        call = kind.__call__
+        if not isinstance(call, FunctionType):
+            continue
+        names = [name for name in call.__code__.co_names if call.__globals__.get(name) is originals.get(name, model)]
+        if names:
+            replace_globals(model, kind, **{name: replacements[name] for name in names})
+    _install_tables(model, max_positions)
+
+
+def swiglu(gate: mx.array, x: mx.array) -> mx.array:
+    """Return silu(gate) * x."""
+    if not _is_worthwhile(gate) or x.dtype != mx.float32 or x.shape != gate.shape:
+        product: mx.array = activations.swiglu(gate, x)
+        return product
+    negated = -gate
+    mx.eval(negated, gate, x)
+    result, gates, factors = (_view(array).reshape(-1) for array in (negated, gate, x))
+    for start in range(0, result.size, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        with np.errstate(over="ignore"):  # exp(-gate) is infinite for a gate whose SiLU is 0
+            np.exp(result[part], out=result[part])
+        result[part] += 1
+        np.divide(gates[part], result[part], out=result[part])
+        result[part] *= factors[part]
+    return negated
+
+
+def attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    cache: Any,
+    scale: float,
+    mask: Any = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Return softmax(scale * queries @ keys.T) @ values, [rows, heads, length, width]; fewer heads of keys are shared.
+
+    mask    None, "causal", or an array that broadcasts to [rows, heads, length, keys]: True or added
+    """
+    rows, heads, length, _ = queries.shape
+    groups, num_keys = keys.shape[1], keys.shape[2]
+    is_worthwhile = length > 1 and rows * heads * length * num_keys >= MIN_ELEMENTS and queries.dtype == mx.float32
+    if not is_worthwhile or sinks is not None or hasattr(cache, "bits"):
+        return base.scaled_dot_product_attention(queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks)
+    grouped = (queries * scale).reshape(rows, groups, heads // groups, length, -1)
+    scores = grouped @ keys[:, :, None].swapaxes(-1, -2)
+    mx.eval(scores)
+    weights = _view(scores)
+    if isinstance(mask, str):
+        _causal_softmax(weights)
+    else:
+        if mask is not None:
+            _apply_mask(weights, mask)
+        for start in range(0, length, _BLOCK):
+            _softmax(weights[..., start : start + _BLOCK, :])
+    return (scores @ values[:, :, None]).reshape(rows, heads, length, -1)
+
+
+def _causal_softmax(weights: Floats) -> None:
+    """Normalise in place; the last query sees all keys, and each one before it sees one fewer."""
+    length, num_keys = weights.shape[-2:]
+    for start in range(0, length, _BLOCK):
+        stop = min(start + _BLOCK, length)
+        num_seen = num_keys - length + stop
+        block = weights[..., start:stop, :num_seen]
+        later = np.triu_indices(stop - start, 1)
+        block[..., later[0], later[1] + num_seen - (stop - start)] = -np.inf
+        _softmax(block)
+        weights[..., start:stop, num_seen:] = 0
+
+
+def _apply_mask(weights: Floats, mask: mx.array) -> None:
+    """Exclude keys from weights [rows, groups, heads of a group, length, keys]."""
+    given = _view(mask)
+    given = given.reshape((1,) * (4 - given.ndim) + given.shape)
+    rows, heads, *rest = given.shape
+    given = given.reshape(rows, *(weights.shape[1:3] if heads > 1 else (1, 1)), *rest)
+    if given.dtype == np.bool_:
+        np.copyto(weights, np.finfo(np.float32).min, where=~given)
+    else:
+        weights += given
+
+
+def _softmax(weights: Floats) -> None:
+    """Normalise the last axis in place."""
+    weights -= weights.max(axis=-1, keepdims=True)
+    np.exp(weights, out=weights)
+    weights /= weights.sum(axis=-1, keepdims=True)
+
+
+def _is_worthwhile(array: mx.array) -> bool:
+    return array.size >= MIN_ELEMENTS and array.ndim > 2 and array.shape[1] > 1 and array.dtype == mx.float32
+
+
+def _view(array: mx.array) -> Any:
+    """Return an array of NumPy on the memory of an array, which is computed now if it was not."""
+    return np.array(array, copy=False)
+
+
+class RotaryTable:
+    """What a rotary module multiplies the dimensions of a head with, and their partners, by position."""
+
+    def __init__(self, module: Any, max_positions: int) -> None:
+        self._rotate = type(module).__call__
+        self._module = module
+        self._max_positions = min(max_positions, _MAX_TABLE_FLOATS // module.dims)
+        self._reaches_all = self._max_positions == max_positions
+        self._cos = self._sin = mx.zeros((0, module.dims))
+
+    def rotate(self, x: mx.array, offset: int | mx.array) -> mx.array | None:
+        """Rotate x [rows, heads, length, dims], or return None if the table does not hold all positions."""
+        found = self._at(offset, x.shape[2])
+        if found is None:
+            return None
+        cos, sin = found
+        half = x.shape[3] // 2
+        partners = mx.concatenate([x[..., half:], x[..., :half]], axis=-1)
+        return x * cos + partners * sin
+
+    def _at(self, offset: int | mx.array, length: int) -> tuple[mx.array, mx.array] | None:
+        """Return cosines and sines that broadcast to [rows, heads, length, dims]."""
+        if isinstance(offset, int):
+            if offset < 0 or offset + length > self._max_positions:
+                return None
+            self._grow(offset + length)
+            return self._cos[offset : offset + length], self._sin[offset : offset + length]
+        if not self._reaches_all or offset.ndim != 1:
+            return None
+        self._grow(self._max_positions)  # the device knows the positions, not the host
+        if length == 1:
+            return self._cos[offset[:, None, None]], self._sin[offset[:, None, None]]
+        positions = mx.minimum(offset[:, None] + mx.arange(length), self._max_positions - 1)  # padding may be beyond
+        return self._cos[positions[:, None]], self._sin[positions[:, None]]
+
+    def _grow(self, num_positions: int) -> None:
+        """Have the module rotate a vector of ones and zeros at each position, so that values are its own."""
+        if num_positions <= self._cos.shape[0]:
+            return
+        size = min(max(_FIRST_POSITIONS, 2 * num_positions), self._max_positions)
+        half = self._module.dims // 2
+        ones = (mx.arange(2 * half) < half).astype(mx.float32)
+        rotated = self._rotate(self._module, mx.broadcast_to(ones, (1, 1, size, 2 * half)), offset=0)[0, 0]
+        cos, sin = rotated[:, :half], rotated[:, half:]
+        self._cos, self._sin = mx.concatenate([cos, cos], axis=-1), mx.concatenate([-sin, sin], axis=-1)
+        mx.eval(self._cos, self._sin)
+
+
+def _install_tables(model: Any, max_positions: int) -> None:
+    """Let rotary modules of all layers that rotate alike share a table."""
+    tables: dict[Hashable, RotaryTable] = {}
+    kinds: dict[type, type] = {}
+    for module in model.modules():
+        kind = type(module)
+        if kind not in (RoPE, Llama3RoPE, ConfiguredRoPE) or module.traditional:
+            continue
+        table = tables.setdefault(_rotation_of(module), RotaryTable(module, max_positions))
+        kinds.setdefault(kind, _with_table(kind))
+        module.__class__ = kinds[kind]
+        module._table = table
+
+
+def _rotation_of(module: Any) -> Hashable:
+    """Return what decides how a rotary module rotates."""
+    freqs = getattr(module, "_freqs", None)
+    names = ("dims", "base", "scale", "attention_factor")
+    return type(module), None if freqs is None else tuple(freqs.tolist()), *(getattr(module, n, None) for n in names)
+
+
+def _with_table(kind: type[Module]) -> type[Module]:
+    """Return a subclass of a kind of rotary module that looks values up."""
+
+    class TabledRotary(kind):  # type: ignore[misc, valid-type]
+        def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+            if x.ndim == 4 and x.shape[3] == self.dims and x.dtype == mx.float32:
+                rotated: mx.array | None = self._table.rotate(x, offset)
+                if rotated is not None:
+                    return rotated
+            computed: mx.array = kind.__call__(self, x, offset=offset)
+            return computed
+
+    return TabledRotary

@@ -353,8 +353,8 @@ class EngineCore:
         source: ProposalSource = NgramSource()
         if self.runner.draft is not None:
             drafts = DraftSource(lambda: self.runner.draft, max_width)
-            source = ChosenSource({"ngram": source, "draft": drafts}, "draft")
-        usual = "ngram" if self.runner.draft is None else "draft"
+            source = ChosenSource({"ngram": source, self._settings.speculation: drafts}, self._settings.speculation)
+        usual = "ngram" if self.runner.draft is None else self._settings.speculation
         return Speculator(source, max_width, lambda position: self.runner.max_proposed(position), usual)
 
     def _launch(self, output: SchedulerOutput, began_at: float) -> InFlightStep | None:

@@ -51,7 +51,7 @@ class ModelInfo:
     memory_bytes: int = 0  # for weights and caches
     cache_sizes: CacheSizes = field(default_factory=CacheSizes)
     surveyed: bool = False  # the survey compared every setting of the model's type with transformers: see surveyed.py
-    speculation: str = "off"  # "ngram", "draft", "off", or "unsupported" by the caches; changes no number
+    speculation: str = "off"  # "ngram", "draft", "mtp", "off", or "unsupported" by the caches; changes no number
     speculation_tokens: int = 0  # proposed tokens of a row that a step verifies, at most
     draft_context_length: int = 0  # of the draft model; 0: there is none
     # Why no part of a prompt can be left out, or None: the draft model says which.
@@ -62,8 +62,10 @@ class ModelInfo:
 
     @property
     def speculations(self) -> tuple[str, ...]:
-        """What can propose a row's tokens. Beside a draft model, n-grams can."""
-        return {"ngram": ("off", "ngram"), "draft": ("off", "ngram", "draft")}.get(self.speculation, ("off",))
+        """What can propose a row's tokens. Beside a draft model or a head, n-grams can."""
+        if self.speculation in ("draft", "mtp"):
+            return ("off", "ngram", self.speculation)
+        return ("off", "ngram") if self.speculation == "ngram" else ("off",)
 
     def changes_to(self, other: "ModelInfo") -> list[str]:
         """Name what is different of the other, as far as it decides about the numbers."""

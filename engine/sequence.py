@@ -150,7 +150,10 @@ class TokenColumns:
 _COLUMN_NAMES = tuple(column.name for column in fields(TokenColumns))
 
 
-Speculation = Literal["off", "ngram", "draft"]  # what proposes tokens: nothing, the row's own text, a draft model
+Speculation = Literal["off", "ngram", "draft", "mtp"]  # nothing, the row's own text, a draft model, the model's head
+
+
+_METHODS: tuple[Literal["ngram", "draft", "mtp"], ...] = ("ngram", "draft", "mtp")
 
 
 class ProposedToken(NamedTuple):
@@ -234,7 +237,7 @@ class Sequence:
         """True if tokens are sampled from other logits than the model's."""
         return self.sampling is not None and (self.sampling.needs_logits_processing or self.constraint is not None)
 
-    def proposes_by(self, usual: str) -> Literal["ngram", "draft"] | None:
+    def proposes_by(self, usual: str) -> Literal["ngram", "draft", "mtp"] | None:
         """Return what proposes its tokens, given what does usually; None: nothing.
 
         A draft would compute the whole prompt, so nothing is proposed to a row with a part of it.
@@ -242,7 +245,7 @@ class Sequence:
         method = self.speculation or usual
         if self.sampling is None or self.kept is not None:
             return None
-        return "ngram" if method == "ngram" else "draft" if method == "draft" else None
+        return next((known for known in _METHODS if known == method), None)
 
     @property
     def num_generated(self) -> int:

@@ -22,8 +22,9 @@ class EngineSettings:
     prefix_cache_bytes: int = 2**30  # for the KV caches of prompts that several sequences begin with
     memory_bytes: int | None = None  # for weights and caches; None: four fifths of the memory of the machine
     adapters: tuple[tuple[str, str], ...] = ()  # LoRA adapters to load: name and folder of each
-    # Propose n-grams of a row's text, or a draft model's tokens, and verify several in a step: same tokens, sooner.
-    speculation: Literal["off", "ngram", "draft"] = "off"
+    # Propose n-grams of a row's text, or tokens of a draft model or of the checkpoint's own head for multi-token
+    # prediction (MTP), and verify several in a step: same tokens, sooner.
+    speculation: Literal["off", "ngram", "draft", "mtp"] = "off"
     draft: str | None = None  # a folder or hub id: a smaller model with the same vocabulary, for speculation "draft"
     speculation_tokens: int = 8  # of a row that a step verifies, at most
     tries_load: bool = False  # load in a process of its own first, so that a native crash is a LoadError: see trial.py
@@ -59,6 +60,7 @@ class EngineSettings:
         alone = {
             "mode 'exact'": self.mode == "exact",
             "a draft model": self.draft is not None,
+            "speculation 'mtp'": self.speculation == "mtp",
             "adapters": bool(self.adapters),
             "prefix_disk_bytes": bool(self.prefix_disk_bytes),
             "weights_folder": self.weights_folder is not None,

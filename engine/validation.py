@@ -61,7 +61,7 @@ def _check_report(sequence: Sequence, where: str, model_info: ModelInfo) -> None
         _check_targets(sequence, sequence.targets, where, model_info)
     if not 0 < sequence.temperature < inf:
         raise InvalidRequest(f"{where} has temperature {sequence.temperature}; expected a finite value above 0")
-    if sequence.reports_proposals and model_info.speculation not in ("ngram", "draft"):
+    if sequence.reports_proposals and model_info.speculation not in ("ngram", "draft", "mtp"):
         raise InvalidRequest(
             f"{where} asks for the logprobs of proposed tokens; expected a model that is served with speculation: "
             f"this one's is {model_info.speculation!r}"
@@ -92,7 +92,7 @@ def _check_kept(sequence: Sequence, keep_pct: float, where: str, model_info: Mod
         )
     if not 1 <= keep_pct <= 100:
         raise InvalidRequest(f"{where} has keep_pct {keep_pct}; expected 1 to 100, percent of the prompt")
-    if sequence.speculation in ("ngram", "draft"):
+    if sequence.speculation not in (None, "off"):
         raise InvalidRequest(
             f"{where} has keep_pct beside speculation {sequence.speculation!r}; expected 'off': a row with a part of "
             "its prompt proposes nothing"

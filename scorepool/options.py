@@ -76,7 +76,7 @@ class GenerateOptions(JobOptions, SamplingOptions, total=False):
     targets: list[int] | None
     target_bytes: bool
     rank: bool
-    speculation: Literal["off", "ngram", "draft"] | None
+    speculation: Literal["off", "ngram", "draft", "mtp"] | None
     speculation_tokens: int | None
     include_draft_logprobs: bool
     specprefill: bool

@@ -195,7 +195,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     prefix_cache_bytes: Annotated[int, Meta(ge=0)] = 2**30  # of KV caches of prompts that several jobs begin with
     memory_bytes: Annotated[int, Meta(ge=0)] = 0  # for weights and caches; 0: four fifths of what the machine has
     max_running_rows: Count = 32
-    speculation: Literal["off", "ngram"] = "off"  # ngram: propose tokens that repeat the row's text; the same results
+    # ngram: propose tokens that repeat the row's text; mtp: those of the checkpoint's head; the same results
+    speculation: Literal["off", "ngram", "mtp"] = "off"
     drafts: str = ""  # NAME=FOLDER_OR_HUB_ID[;NAME=...]: models that propose tokens for those of these names
     speculation_tokens: Annotated[int, Meta(ge=1, le=16)] = 8  # of a row that one step verifies, at most
     crosscheck: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of score jobs that a second worker computes too

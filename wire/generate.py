@@ -150,8 +150,8 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         Speculation | None,
         Meta(
             description="The source of tokens that the model then verifies; it changes no token and no logprob. ngram: "
-            "the row's own text. draft: the worker's draft model. null: what the worker does usually. Refused by a "
-            "worker that does not have it."
+            "the row's own text. draft: the worker's draft model. mtp: the model's head for multi-token prediction. "
+            "null: what the worker does usually. Refused by a worker that does not have it."
         ),
     ] = None
     speculation_tokens: Annotated[
@@ -164,8 +164,8 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
     include_draft_logprobs: Annotated[
         bool,
         Meta(
-            description="Report each token that speculation proposed, with its logprob under the draft model and under "
-            "the model. Refused by a worker without speculation."
+            description="Report each token that speculation proposed, with its logprob under what proposed it and "
+            "under the model. Refused by a worker without speculation."
         ),
     ] = False
     specprefill: Annotated[
@@ -242,7 +242,7 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         for name in ("prompt_logprobs", "truncate", "adapter"):
             if getattr(self, name):
                 raise ValueError(f"`{name}` does not go with `images`")
-        if self.speculation in ("ngram", "draft"):
+        if self.speculation not in (None, "off"):
             raise ValueError(f"`speculation` {self.speculation} does not go with `images`; expected off or null")
 
     @property
@@ -278,7 +278,7 @@ def check_specprefill(
         return
     for name in beside:
         raise ValueError(f"`specprefill` does not go with `{name}`, which needs every token of the prompt")
-    if speculation in ("ngram", "draft"):
+    if speculation not in (None, "off"):
         raise ValueError(f"`specprefill` does not go with `speculation` {speculation}; expected off or null")
 
 

@@ -40,7 +40,7 @@ MAX_NUM_TOKENS = 131_072  # to generate
 NumTokens = Annotated[int, Meta(ge=0, le=MAX_NUM_TOKENS)]
 NumChoices = Annotated[int, Meta(ge=1, le=128)]
 MIN_DIVIDING_TEMPERATURE = 1e-9  # a smaller divisor overflows float32 logits
-Speculation = Literal["off", "ngram", "draft"]
+Speculation = Literal["off", "ngram", "draft", "mtp"]
 SpeculationTokens = Annotated[int, Meta(ge=1, le=16)]
 KeepPct = Annotated[float, Meta(ge=1, le=100)]
 DEFAULT_KEEP_PCT = 20.0

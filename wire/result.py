@@ -75,8 +75,8 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
         ),
     ] = None
     speculation: Annotated[
-        Literal["ngram", "draft"] | None,
-        Meta(description="The source of proposed tokens: n-grams or a draft model. Absent: none."),
+        Literal["ngram", "draft", "mtp"] | None,
+        Meta(description="The source of proposed tokens: n-grams, a draft model or the model's head. Absent: none."),
     ] = None
     speculation_tokens: Annotated[
         int, Meta(description="Proposed tokens in one step, at most. Absent: none were to be proposed.")

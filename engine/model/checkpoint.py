@@ -20,7 +20,7 @@ from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from scorepool.engine.errors import LoadError, as_load_error, describe
 from scorepool.engine.local_folder import WEIGHTS, find_local_folder
-from scorepool.engine.model import activations, classifier, mends, packed_weights, rope
+from scorepool.engine.model import activations, classifier, mends, mtp_layouts, packed_weights, rope
 from scorepool.engine.model.config import Config, read_config, refuse_ignored_settings
 from scorepool.engine.model.contradictions import refuse_more_layers_than_tensors
 from scorepool.engine.model.mends.experts import ROUTER_BIAS
@@ -107,6 +107,15 @@ def load_weights(folder: Path, dtype: str, ranks: RankGroup | None = None) -> tu
     if has_lm_head:
         _refuse_dropped_head(stored, model)
     return model, config
+
+
+def load_as(folder: Path, config: Config, dtype: str, get_classes: Callable[[Config], tuple[Any, Any]]) -> Any:
+    """Load the checkpoint's tensors, as far as they are used, as a model of other classes and settings."""
+    model, _ = _load_model(dtype)(
+        folder, lazy=True, model_config=config, get_model_classes=get_classes, trust_remote_code=False
+    )
+    _cast(model, dtype)
+    return model
 
 
 def _load_model(dtype: str) -> Callable[..., tuple[Any, Config]]:
@@ -218,7 +227,7 @@ def _get_checked_classes(config: Config) -> tuple[Any, Any]:
     """Return mlx-lm's classes for the model and its arguments; refuse settings that the arguments do not have."""
     model_class, args_class = import_architecture(config)
     refuse_ignored_settings(config, set(inspect.signature(args_class).parameters))
-    return model_class, args_class
+    return mtp_layouts.without_heads(model_class, config), args_class
 
 
 def _get_body_classes(config: Config) -> tuple[Any, Any]:

@@ -162,16 +162,7 @@ class DraftModel:
 
     def _draw(self, hidden: mx.array, number: int) -> tuple[mx.array, mx.array]:
         """Draw token `number` of the proposals from hidden states [rows, width]. Return tokens and logprobs [rows]."""
-        logits = self._fit(self._split.compute_logits(hidden).astype(mx.float32))
-        samplings: list[Sampling] = []
-        keys: list[int] = []
-        for row in self._rows:
-            if row.sampling is None:
-                raise ValueError("a sequence that does not generate has no proposals")
-            samplings.append(row.sampling)
-            keys.append(sample.noise_key(row.noise_seed, row.num_generated + number))
-        token_ids = sample.sample(logits, samplings, keys).token_ids
-        return token_ids, scoring.logprobs(logits, scoring.log_normalizer(logits), token_ids)
+        return draw_proposed(self._fit(self._split.compute_logits(hidden).astype(mx.float32)), self._rows, number)
 
     def _fit(self, logits: mx.array) -> mx.array:
         """Cut or fill up rows of logits to the vocabulary of the model that verifies."""
@@ -179,6 +170,19 @@ class DraftModel:
         if missing > 0:
             return mx.pad(logits, [(0, 0), (0, missing)], constant_values=-mx.inf)
         return logits[:, : self._vocab_size]
+
+
+def draw_proposed(logits: mx.array, rows: list[Sequence], number: int) -> tuple[mx.array, mx.array]:
+    """Draw token `number` of each row's proposals from logits [rows, vocab] float32. Return tokens and logprobs."""
+    samplings: list[Sampling] = []
+    keys: list[int] = []
+    for row in rows:
+        if row.sampling is None:
+            raise ValueError("a sequence that does not generate has no proposals")
+        samplings.append(row.sampling)
+        keys.append(sample.noise_key(row.noise_seed, row.num_generated + number))
+    token_ids = sample.sample(logits, samplings, keys).token_ids
+    return token_ids, scoring.logprobs(logits, scoring.log_normalizer(logits), token_ids)
 
 
 def _num_equal(one: list[int], other: list[int]) -> int:

@@ -25,6 +25,7 @@ from scorepool.engine.model import (
     cpu_kernels,
     kv_cache,
     memory_budget,
+    mtp_weights,
     pushed_weights,
     rope,
     rope_positions,
@@ -41,6 +42,7 @@ from scorepool.engine.model.config import Config, load_raw_config
 from scorepool.engine.model.contradictions import refuse_contradictions, refuse_small_vocabulary
 from scorepool.engine.model.device import gpu_kind
 from scorepool.engine.model.draft import DraftModel
+from scorepool.engine.model.mtp import PredictionHead
 from scorepool.engine.model.pooling import default_pooling
 from scorepool.engine.model.prefix_store import PrefixStore
 from scorepool.engine.model.prompt_scorer import PromptScorer
@@ -91,7 +93,11 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
     context_length = _context_length(config, position_limit)
     speculates = settings.speculation != "off"
     drafts = speculates and settings.draft is not None and classified is None
+    draft: DraftModel | PredictionHead | None
     draft_model, draft, scorer = _load_draft(settings, chat.tokenizer, vocab_size) if drafts else (None, None, None)
+    if settings.speculation == "mtp" and classified is None:
+        draft_model, mtp_head = mtp_weights.load_head(folder, config, settings.dtype, model)
+        draft = PredictionHead(mtp_head)
     batch, self_test = choose_batch(model, split, vocab_size, settings.mode, context_length, speculates)
     whole_prompts = _reason_for_whole_prompts(batch, scorer, model, split, vocab_size)
     models = [model] if draft_model is None else [model, draft_model]

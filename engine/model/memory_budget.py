@@ -57,7 +57,7 @@ def refuse_second_copy(num_bytes: int) -> None:
 def weights_bytes(*models: Any) -> int:
     """Return the memory that the weights of models take."""
     arrays: list[tuple[str, mx.array]] = tree_flatten([model.parameters() for model in models])  # type: ignore[assignment]
-    return sum(array.nbytes for _, array in arrays)
+    return sum({id(array): array.nbytes for _, array in arrays}.values())  # models may share some
 
 
 def return_free_memory() -> None:

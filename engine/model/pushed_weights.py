@@ -21,7 +21,8 @@ import mlx.core as mx
 
 from scorepool.engine.errors import LoadError
 from scorepool.engine.local_folder import WEIGHTS
-from scorepool.engine.model import memory_budget
+from scorepool.engine.model import memory_budget, mtp_layouts
+from scorepool.engine.model.config import load_raw_config
 from scorepool.engine.settings import EngineSettings
 
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
@@ -52,7 +53,8 @@ def overlay(base: Path, settings: EngineSettings) -> Iterator[tuple[Path, Any]]:
     before = _stat(files)
     _refuse_other_config(base, weights)
     pushed, own = _read_headers(files), _read_headers(sorted(base.glob(WEIGHTS)))
-    _refuse_other_tensors(pushed, own)
+    unused = () if settings.speculation == "mtp" else mtp_layouts.head_tensors(load_raw_config(base), own)
+    _refuse_other_tensors(pushed, {name: own[name] for name in own if name in pushed or name not in unused})
     dtype = _choose_dtype(pushed, own, settings.dtype)
     memory_budget.refuse_second_copy(_num_bytes(pushed, dtype))
     with tempfile.TemporaryDirectory(prefix="scorepool-weights-") as name:

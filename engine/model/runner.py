@@ -20,6 +20,7 @@ from scorepool.engine.model.adapters.host import AdapterHost
 from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.model.batch import BatchRunner
 from scorepool.engine.model.draft import DraftModel
+from scorepool.engine.model.mtp import PredictionHead
 from scorepool.engine.model.pooling import PooledStep
 from scorepool.engine.model.prefix_store import PrefixStore
 from scorepool.engine.model.prompt_scorer import PromptScorer
@@ -58,7 +59,7 @@ class ModelRunner:
         tokenizer: Tokenizer,
         chat: ChatCodec,
         adapters: AdapterHost | None = None,
-        draft: DraftModel | None = None,
+        draft: DraftModel | PredictionHead | None = None,
         prefix_store: PrefixStore | None = None,
         prompt_scorer: PromptScorer | None = None,
     ) -> None:
@@ -116,6 +117,8 @@ class ModelRunner:
         if late:
             queries, kept = self._pause(late, queries, rows)
             rows, logits = rows[kept], None if logits is None else logits[kept]
+        if isinstance(self.draft, PredictionHead):
+            self.draft.observe(queries, rows)
         pending = self._compute(queries, rows, logits)
         self._remember_sampled_rows(pending)
         return LaunchedStep(slices, pending, pooled), late

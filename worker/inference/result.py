@@ -59,7 +59,7 @@ def to_result(
 class Speculation(TypedDict, total=False):
     """Type the fields of a wire.Usage that say what could propose tokens."""
 
-    speculation: Literal["ngram", "draft"]
+    speculation: Literal["ngram", "draft", "mtp"]
     speculation_tokens: int
 
 

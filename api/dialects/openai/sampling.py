@@ -277,7 +277,7 @@ class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
     """Count the tokens that speculation proposed."""
 
     speculation: Annotated[
-        Literal["ngram", "draft"] | UnsetType, Meta(description="An addition. The source of proposed tokens.")
+        Literal["ngram", "draft", "mtp"] | UnsetType, Meta(description="An addition. The source of proposed tokens.")
     ] = UNSET
     speculation_tokens: Annotated[
         int | UnsetType, Meta(description="An addition. Proposed tokens in one step, at most.")
@@ -368,7 +368,7 @@ def to_usage(prompt_tokens: int, completion_tokens: int, ended: Iterable[wire.Us
     """Build the usage of these numbers of tokens, and of what was cached and proposed in the jobs that have ended."""
     accepted = proposed = cached = most = 0
     kept: int | UnsetType = UNSET
-    method: Literal["ngram", "draft"] | UnsetType = UNSET
+    method: Literal["ngram", "draft", "mtp"] | UnsetType = UNSET
     for usage in ended:
         method, most = usage.speculation or method, max(most, usage.speculation_tokens)
         cached += usage.cached_tokens

@@ -1,0 +1,153 @@
+"""The head of a checkpoint for multi-token prediction changes nothing but the time, and its logprobs are its own."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scorepool.engine import Engine, EngineSettings, InvalidRequest, LoadError, Sampling, Sequence
+from scorepool.engine.scheduling import speculator
+from tests.engine import mtp_checkpoints
+from tests.engine.mtp_checkpoints import SHAPES, TorchHead
+from tests.engine.oracle import Oracle, assert_agrees
+from tests.engine.test_speculation import rows
+from tests.tiny_tokenizer import BOS
+
+Opened = tuple[Engine, TorchHead]
+
+
+@pytest.fixture(autouse=True)
+def always_propose(monkeypatch: pytest.MonkeyPatch):
+    """Verify three tokens wherever there is room, whatever it costs."""
+    monkeypatch.setattr(speculator, "choose_width", lambda cost, rows, max_width: min(3, max_width))
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_tokens_are_the_models_and_the_heads_logprobs_those_of_torch(
+    kind: str, open_engine: Callable[..., Engine], tmp_path: Path
+):
+    head = mtp_checkpoints.build(kind, tmp_path, has_copies=kind == "deepseek_v3")
+    oracle = Oracle(mtp_checkpoints.oracle_model(kind))
+    plain, engine = open_engine(tmp_path), open_engine(tmp_path, speculation="mtp")
+    expected, found = rows(), rows()
+    for sequence in found:
+        sequence.reports_proposals = sequence.sampling is not None
+
+    for opened, sequences in ((plain, expected), (engine, found)):
+        for future in [opened.add([sequence]) for sequence in sequences]:
+            future.result(120)
+
+    assert (engine.model_info.speculation, engine.model_info.speculations) == ("mtp", ("off", "ngram", "mtp"))
+    for one, other in zip(expected, found, strict=True):
+        assert (other.token_ids, other.finish_reason) == (one.token_ids, one.finish_reason)
+        assert_agrees(other, oracle)
+        assert len(other.proposals) == other.num_proposed
+    assert_proposals_agree(found[0], head)  # a greedy row
+    assert engine.stats.proposed_tokens > 30
+
+
+def assert_proposals_agree(sequence: Sequence, head: TorchHead) -> None:
+    """Compare the logprob of each proposed token with the head on torch.
+
+    A proposed token follows the row's own tokens, or those that were proposed before it in the same step.
+    """
+    first = sequence.num_input_tokens - 1
+    step: list[int] = []
+    num_following = 0
+    last = -1
+    for proposed in sequence.proposals:
+        start = first + 1 + proposed.position
+        begins = head.logprobs(sequence.token_ids[:start], first, [proposed.token_id])[-1]
+        is_begin = abs(proposed.draft_logprob - begins[proposed.token_id].item()) < 1e-4
+        if not is_begin:
+            assert proposed.position == last + 1
+            known = sequence.token_ids[: start - len(step)]
+            follows = head.logprobs(known, first, [*step, proposed.token_id])[-1]
+            assert proposed.draft_logprob == pytest.approx(follows[proposed.token_id].item(), abs=1e-4)
+            assert proposed.token_id == follows.argmax().item()
+            num_following += 1
+        step, last = [proposed.token_id] if is_begin else [*step, proposed.token_id], proposed.position
+    assert num_following > 3
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_the_proposals_of_a_head_that_agrees_are_accepted_sampled_ones_too(
+    kind: str, open_engine: Callable[..., Engine], tmp_path: Path
+):
+    mtp_checkpoints.build(kind, tmp_path, agrees=True)
+    engine = open_engine(tmp_path, speculation="mtp")
+    sampled = [
+        Sequence(token_ids=[BOS, 7, 8, seed], sampling=Sampling(max_tokens=40, seed=seed, top_k=9, ignore_eos=True))
+        for seed in range(4)
+    ]
+    engine.add(sampled).result(120)
+    stats = engine.stats
+    assert stats.proposed_tokens > 60
+    assert stats.accepted_tokens >= stats.proposed_tokens - 2  # rounding may decide between two equal tokens
+    assert stats.steps < 30
+
+
+def test_exact_mode_has_the_same_bits_with_a_head(open_engine: Callable[..., Engine], tmp_path: Path):
+    mtp_checkpoints.build("glm4_moe", tmp_path, agrees=True)
+    found: list[list[Sequence]] = []
+    for speculation in ("off", "mtp"):
+        found.append([rows(40)[index] for index in (0, 3, -1)])
+        open_engine(tmp_path, mode="exact", speculation=speculation).add(found[-1]).result(120)
+    for one, other in zip(*found, strict=True):
+        assert (other.token_ids, other.columns) == (one.token_ids, one.columns)
+    assert sum(sequence.num_accepted for sequence in found[1]) > 5
+
+
+def test_rows_that_pause_proposing_leave_and_are_canceled(open_engine: Callable[..., Engine], tmp_path: Path):
+    mtp_checkpoints.build("glm4_moe", tmp_path)
+    oracle = Oracle(mtp_checkpoints.oracle_model("glm4_moe"))
+    engine = open_engine(tmp_path, speculation="mtp")
+    options = {"ignore_eos": True, "temperature": 0}
+    long = Sequence(token_ids=[BOS, *[11, 12, 13] * 60], sampling=Sampling(max_tokens=90, **options))
+    short = [Sequence(token_ids=[BOS, seed], sampling=Sampling(max_tokens=5 * seed, **options)) for seed in range(3, 7)]
+    others = [Sequence(token_ids=[BOS, 9], sampling=Sampling(max_tokens=20, **options)) for _ in range(2)]
+    others[0].speculation, others[1].speculation = "off", "ngram"
+    canceled = Sequence(token_ids=[BOS, 5], sampling=Sampling(max_tokens=90, **options))
+    leaves = engine.add([canceled], on_step=lambda _: engine.cancel(leaves) if canceled.num_generated > 4 else None)
+    for future in [engine.add([sequence]) for sequence in [long, *short, *others]]:
+        future.result(120)
+    for sequence in [long, *short, *others]:
+        assert_agrees(sequence, oracle)
+    assert others[0].num_proposed == 0
+    assert long.num_proposed > 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [("llama", "'llama' has no head for multi-token prediction that is known here"), ("qwen3_next", r"tensors mtp\.")],
+)
+def test_a_checkpoint_without_a_head_is_refused_by_name(
+    kind: str, sentence: str, folder_of: Callable[[str], Path], open_engine: Callable[..., Engine]
+):
+    with pytest.raises(LoadError, match=sentence):
+        open_engine(folder_of(kind), speculation="mtp")
+
+
+def test_a_push_without_the_head_is_refused_and_serving_goes_on(open_engine: Callable[..., Engine], tmp_path: Path):
+    with_head, without = tmp_path / "with", tmp_path / "without"
+    mtp_checkpoints.build("glm4_moe", with_head)
+    model = mtp_checkpoints.oracle_model("glm4_moe")
+    for name, tensor in mtp_checkpoints.saved("glm4_moe", model, without).items():
+        mtp_checkpoints.save_file({name: tensor}, without / f"model-{name}.safetensors")
+    engine = open_engine(with_head, speculation="mtp")
+    error = engine.stage_weights(str(without), 1).exception(120)
+    assert "the weights lack model.layers.3.eh_proj.weight" in str(error)
+    sequence = Sequence(token_ids=[BOS, 7], sampling=Sampling(max_tokens=9, temperature=0, ignore_eos=True))
+    engine.add([sequence]).result(60)
+    assert sequence.num_generated == 9
+    assert open_engine(with_head).stage_weights(str(without), 1).result(120).speculation == "off"
+
+
+def test_ranks_drafts_and_requests_that_do_not_go_with_a_head_are_refused(engine_of: Callable[..., Engine]):
+    with pytest.raises(ValueError, match="speculation 'mtp' needs a model in one process"):
+        EngineSettings(model="x", ranks=2, speculation="mtp")
+    with pytest.raises(ValueError, match="need each other"):
+        EngineSettings(model="x", speculation="mtp", draft="y")
+    asked = Sequence(token_ids=[BOS], sampling=Sampling(max_tokens=2), speculation="mtp")
+    with pytest.raises(InvalidRequest, match="has speculation 'mtp'; expected off, which"):
+        engine_of("llama").add([asked])

@@ -9,10 +9,12 @@ job_queue       the cost of a job that computes nothing, against RQ, arq, dramat
 latency         streamed completions against mlx_lm.server
 linearity       time per token by length of a row and by number of rows
 memory          peak memory against mlx_lm.evaluate, mlx and transformers
+models          a table of models of published shapes, beside mlx_lm
 prefix_store    a prompt whose KV cache is in a file, after a restart, against one that is computed
 profile         the share of each function in the engine's time
 result_cache    jobs that the result cache has, has not, and that do not ask it
 shared_prefix   many completions of one prompt, against mlx_lm.evaluate, mlx and transformers
+sparse_prefill  the time to the first token of a long prompt, of which a part is prefilled
 targets         the caller's token ids and the most likely ones, against none
 through_queue   jobs through HTTP, Redis and a worker, against the engine in one process
 unique_prompts  prompts of mixed lengths, against mlx_lm.evaluate, mlx and transformers

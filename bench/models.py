@@ -7,9 +7,12 @@ wide    random weights, few layers and Qwen's vocabulary: shows the cost of the 
 `find_copying` makes a model of such a shape whose greedy text repeats its prompt.
 
 Models with random weights are made on first use, in `build/bench`.
+
+`python -m bench.models` writes a table of the shapes of published models: see bench/model_table.
 """
 
 import os
+import runpy
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 ROOT = Path(__file__).parent.parent
 _DEMO = ROOT / "scorepool" / "models" / "demo"
-_CACHE = ROOT / "build" / "bench"
+CACHE = ROOT / "build" / "bench"
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _QWEN3: dict[str, Any] = {
     "model_type": "qwen3",
@@ -80,14 +83,14 @@ class Model:
 
 def find(name: str) -> Model:
     """Return one of NAMES; make it if it does not exist yet."""
-    return _describe(name, _DEMO if name == "demo" else _make_random(name, _CACHE / name, _SHAPES[name]))
+    return _describe(name, _DEMO if name == "demo" else _make_random(name, CACHE / name, _SHAPES[name]))
 
 
 def find_layers(number: int) -> Model:
     """Return a model of Qwen3-0.6B's width with so many layers of 30 MiB and a small vocabulary; make it if needed."""
     name = f"{number}layers"
     shape = {**_SHAPES["0.6b"], "vocab_size": _SMALL["vocab_size"], "num_hidden_layers": number}
-    return _describe(name, _make_random(name, _CACHE / name, shape | {"eos_token_id": _SMALL["eos_token_id"]}))
+    return _describe(name, _make_random(name, CACHE / name, shape | {"eos_token_id": _SMALL["eos_token_id"]}))
 
 
 def _describe(name: str, folder: Path) -> Model:
@@ -109,7 +112,7 @@ def find_copying(name: str) -> Model:
     Its layers add next to nothing to the embedding of the last token, and its head maps that to the next one:
     it computes as much as any model of its shape, and its greedy tokens are known.
     """
-    folder = _CACHE / f"{name}.cycle{CYCLE}"
+    folder = CACHE / f"{name}.cycle{CYCLE}"
     if not folder.exists():
         torch.manual_seed(0)
         config = AutoConfig.for_model(**_QWEN3 | {"tie_word_embeddings": False} | _SHAPES.get(name, _SMALL))
@@ -132,7 +135,7 @@ def draft_shape(name: str) -> str:
 
 def find_random_draft(name: str) -> Model:
     """Return a random model with the shape and the vocabulary of a copying model; make it if it does not exist."""
-    folder = _CACHE / f"{name}.random"
+    folder = CACHE / f"{name}.random"
     if not folder.exists():
         torch.manual_seed(1)
         config = AutoConfig.for_model(**_QWEN3 | _SHAPES.get(name, _SMALL))
@@ -159,6 +162,15 @@ def _make_random(name: str, folder: Path, shape: dict[str, Any]) -> Path:
 def _save(model: Any, folder: Path) -> None:
     unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
     model.save_pretrained(unfinished)
-    for file in _TOKENIZER:
-        shutil.copy(_DEMO / file, unfinished)
+    copy_tokenizer(unfinished)
     unfinished.rename(folder)
+
+
+def copy_tokenizer(folder: Path) -> None:
+    """Give a model with random weights the demo model's tokenizer."""
+    for file in _TOKENIZER:
+        shutil.copy(_DEMO / file, folder)
+
+
+if __name__ == "__main__":
+    runpy.run_module("bench.model_table", run_name="__main__")

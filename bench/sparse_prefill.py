@@ -7,18 +7,19 @@ times are those of the shapes, and what a text loses cannot be seen. Only the fi
 sooner too, since fewer keys are read.
 """
 
-from collections.abc import Callable
 from functools import partial
 from random import Random
 
 from bench import models
-from bench.compare import Item, compare, draw_tokens, make_parser, median_ratio, parse_arguments, print_header
+from bench.compare import Timing, draw_tokens, make_parser, median_ratio, parse_arguments, print_header, time_call
 from bench.peers import open_engine
 from scorepool.engine import Engine, Sampling, Sequence
 
+WARM_UP_TOKENS = 512
+
 
 def main() -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, runs=3)
     parser.add_argument("--tokens", type=int, default=8192, help="of the prompt (default: %(default)s)")
     parser.add_argument("--keep", type=float, nargs="+", default=[20.0], help="percent that is kept (default: 20)")
     arguments = parse_arguments(parser)
@@ -27,29 +28,38 @@ def main() -> None:
     model = models.find_copying(arguments.model)
     draft = models.find_random_draft(models.draft_shape(arguments.model))
     engine = open_engine(model.folder, speculation="draft", draft=str(draft.folder))
-    systems: dict[str, Callable[[list[Item]], list[int]]] = {"whole prompt": partial(first_tokens, engine, None)}
-    systems |= {f"{keep:g} % of it": partial(first_tokens, engine, keep) for keep in arguments.keep}
     print_header(f"first token after {arguments.tokens:,} tokens", model.name, engine.model_info.backend)
-    measurements = compare(systems, partial(draw_prompt, arguments.tokens, model.vocab_size), arguments.runs)
-    whole = [timing.wall_s for timing in measurements["whole prompt"].timings]
-    print(f"{'':16} {'kept':>7} {'wall s of each run':40} median ratio of the time to the first token")
-    for name, measured in measurements.items():
-        wall = [timing.wall_s for timing in measured.timings]
-        runs = " ".join(f"{seconds:.2f}" for seconds in wall)
-        print(f"{name:16} {measured.results[-1]:7,} {runs:40} {median_ratio(whole, wall):.2f}x sooner", flush=True)
+    timings: dict[float | None, list[Timing]] = {keep_pct: [] for keep_pct in (None, *arguments.keep)}
+    kept: dict[float | None, int] = {}
+    for number in range(arguments.runs + 1):  # the first one warms up
+        num_tokens = arguments.tokens if number else WARM_UP_TOKENS
+        prompt = draw_tokens(Random(number), num_tokens, model.vocab_size)
+        for keep_pct, measured in timings.items():
+            timing, kept[keep_pct] = time_call(partial(first_token, engine, prompt, keep_pct))
+            measured += [timing] * bool(number)
+    print_ratios(timings, kept)
     engine.close()
 
 
-def draw_prompt(num_tokens: int, vocab_size: int, draw: Random) -> list[Item]:
-    return [Item(draw_tokens(draw, num_tokens, vocab_size), [])]
+def first_token(engine: Engine, prompt: list[int], keep_pct: float | None) -> int:
+    """Generate one token. Return how many tokens of the prompt went through the model."""
+    sequence = Sequence(token_ids=list(prompt), sampling=Sampling(max_tokens=1, temperature=0), keep_pct=keep_pct)
+    engine.add([sequence]).result()
+    return sequence.num_input_tokens - sequence.num_left_out
 
 
-def first_tokens(engine: Engine, keep_pct: float | None, items: list[Item]) -> list[int]:
-    """Generate one token after each prompt. Return how many tokens of each went through the model."""
-    sampling = Sampling(max_tokens=1, temperature=0)
-    sequences = [Sequence(token_ids=list(item.prompt), sampling=sampling, keep_pct=keep_pct) for item in items]
-    engine.add(sequences).result()
-    return [sequence.num_input_tokens - sequence.num_left_out for sequence in sequences]
+def print_ratios(timings: dict[float | None, list[Timing]], kept: dict[float | None, int]) -> None:
+    """Print the median time of each way, and how much sooner it is than the whole prompt."""
+    print(
+        f"{'':16} {'kept':>7}   wall s of each run | CPU s of each run; median ratios of the whole prompt's time to it"
+    )
+    wall, cpu = ([getattr(timing, name) for timing in timings[None]] for name in ("wall_s", "cpu_s"))
+    for keep_pct, measured in timings.items():
+        name = "whole prompt" if keep_pct is None else f"{keep_pct:g} % of it"
+        walls, cpus = [timing.wall_s for timing in measured], [timing.cpu_s for timing in measured]
+        runs = " | ".join(" ".join(f"{seconds:.2f}" for seconds in each) for each in (walls, cpus))
+        ratios = f"{median_ratio(wall, walls):.2f}x sooner, {median_ratio(cpu, cpus):.2f}x less CPU"
+        print(f"{name:16} {kept[keep_pct]:7,}   {runs}; {ratios}", flush=True)
 
 
 if __name__ == "__main__":

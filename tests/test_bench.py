@@ -7,7 +7,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+
+import bench.model_table.__main__ as model_table
+from bench.model_table import shapes, table
+from bench.model_table.measure import Row
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +82,48 @@ def test_linearity_writes_a_table_and_a_plot(tmp_path: Path, monkeypatch: pytest
     importlib.import_module("bench.linearity").main()
     assert "| tokens of one row | CPU s |" in (tmp_path / "linearity-demo.md").read_text()
     assert (tmp_path / "linearity-demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.soak
+def test_a_table_of_models_has_a_row_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys, "argv", ["models", "--quick", "--machine", "Mac A", "--out", str(tmp_path)])
+    model_table.main()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| Mac A | tiny")]
+    assert [line.split(" | ")[2] for line in lines] == ["4", "32"]
+    assert [len(re.findall(r"\d\.\d\dx", line)) for line in lines] == [2, 2]
+    assert (tmp_path / "models-mac-a.json").exists()
+
+
+def test_tables_of_several_machines_are_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    row = Row("tiny", 10**6, 4, 64, 8, 3, 100.0, 20.0, 0.64, 0.05, 1.5, 3.0, 1.25, 0.98, 1.75)
+    slower = msgspec.structs.replace(row, bits=32, mlx_lm_peak_gib=None, prefill_ratio=None, decode_ratio=None)
+    files = [
+        table.save(tmp_path, table.Results(machine, "metal (M2)", {"mlx": "0.32.4"}, "command", "2026-11-26", rows))
+        for machine, rows in (("Mac A", [row]), ("Mac B", [slower]), ("Mac A", [slower]))
+    ]
+    assert [path.name for path in files] == ["models-mac-a.json", "models-mac-b.json", "models-mac-a.json"]
+
+    monkeypatch.setattr(sys, "argv", ["models", "--merge", *map(str, files[:2]), "--out", str(tmp_path)])
+    model_table.main()
+
+    page = (tmp_path / "models.md").read_text()
+    assert [line for line in page.splitlines() if line.startswith("| Mac")] == [
+        "| Mac A | tiny (0.00 B) | 4 | 100.0 | 1.25x | 20.00 | 0.98x | 0.64 | 0.050 | 1.50 | 1.75 | +3 % |",
+        "| Mac A | tiny (0.00 B) | 32 | 100.0 | – | 20.00 | – | 0.64 | 0.050 | 1.50 | – | +3 % |",
+        "| Mac B | tiny (0.00 B) | 32 | 100.0 | – | 20.00 | – | 0.64 | 0.050 | 1.50 | – | +3 % |",
+    ]
+    (tmp_path / "models-x.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"models-x\.json is no table of models"):
+        table.load([tmp_path / "models-x.json"])
+
+
+def test_every_shape_is_one_that_mlx_lm_builds_with_its_published_size():
+    sizes = {"qwen2.5-0.5b": 0.494, "qwen3-0.6b": 0.596, "gemma3-1b": 1.0, "llama3.2-1b": 1.236, "qwen2.5-1.5b": 1.544}
+    sizes |= {"smollm2-1.7b": 1.711, "qwen3-1.7b": 1.72, "llama3.2-3b": 3.213, "qwen3-4b": 4.022, "llama3.1-8b": 8.03}
+    sizes |= {"qwen3-8b": 8.191, "qwen3-14b": 14.768, "qwen3-30b-a3b": 30.532}
+    assert {name: shapes.num_parameters(name) / 1e9 for name in sizes} == pytest.approx(sizes, rel=1e-3)
+    assert shapes.SHAPES.keys() - sizes.keys() == {"tiny"}

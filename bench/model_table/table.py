@@ -1,0 +1,98 @@
+"""Rows as JSON, one file a machine and command, and the table of all files. Pure but for reading and writing files."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from bench.model_table.measure import Row
+
+_COLUMNS = (
+    *("machine", "model", "bits", "prefill tokens/s", "x mlx_lm", "decode tokens/s", "x mlx_lm"),
+    *("first token cold, s", "prompt cached, s", "peak memory, GiB", "mlx_lm's", "top-20's cost"),
+)
+_INTRODUCTION = """# Models
+
+One stream on random weights in the shapes of published models: the times are those of the shapes. Medians; `x mlx_lm`
+is the median ratio of runs that took turns in one session, above 1 scorepool is faster. Prompt cached: the first token
+of a prompt that was seen twice before. Top-20's cost: of decoding, with the 20 most likely tokens reported. Memory is
+MLX's, weights included. `python -m bench.models --merge FILES` writes this page from the files of several machines.
+
+"""
+
+
+class Results(Struct, frozen=True):
+    """What one command measured on one machine."""
+
+    machine: str
+    backend: str
+    versions: dict[str, str]
+    command: str
+    date: str  # ISO 8601
+    rows: list[Row]
+
+
+def file_name(machine: str) -> str:
+    return f"models-{re.sub(r'[^a-z0-9]+', '-', machine.lower()).strip('-')}.json"
+
+
+def load(paths: Iterable[Path]) -> list[Results]:
+    """Read files that `save` wrote. Raises ValueError with the path of one that is none."""
+    found: list[Results] = []
+    for path in paths:
+        try:
+            found.append(msgspec.json.decode(path.read_bytes(), type=Results))
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"{path} is no table of models: {error}") from None
+    return found
+
+
+def save(folder: Path, results: Results) -> Path:
+    """Write a machine's file. Rows of models that it had before and that were not measured now stay."""
+    path = folder / file_name(results.machine)
+    measured = {(row.shape, row.bits) for row in results.rows}
+    kept = [row for old in load([path] if path.exists() else []) for row in old.rows]
+    rows = [*(row for row in kept if (row.shape, row.bits) not in measured), *results.rows]
+    rows.sort(key=lambda row: (row.parameters, row.shape, row.bits))
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(results, rows=rows))) + b"\n")
+    return path
+
+
+def render(machines: Iterable[Results]) -> str:
+    """Return the page."""
+    results = list(machines)
+    lines = [_line(one.machine, row) for one in results for row in one.rows]
+    head = f"| {' | '.join(_COLUMNS)} |\n{'|---' * len(_COLUMNS)}|\n"
+    return _INTRODUCTION + head + "".join(lines) + "\n" + "".join(map(_conditions, results))
+
+
+def _conditions(one: Results) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in one.versions.items())
+    sizes = sorted({(row.prompt_tokens, row.generated_tokens, row.runs) for row in one.rows})
+    work = "; ".join(f"{prompt:,} prompt tokens, {made} generated, {runs} runs" for prompt, made, runs in sizes)
+    return f"- {one.machine}: {one.backend}; {versions}; {work}; {one.date}. `{one.command}`\n"
+
+
+def _line(machine: str, row: Row) -> str:
+    cells = (
+        machine,
+        f"{row.shape} ({row.parameters / 1e9:.2f} B)",
+        str(row.bits),
+        f"{row.prefill_speed:,.1f}",
+        _ratio(row.prefill_ratio),
+        f"{row.decode_speed:,.2f}",
+        _ratio(row.decode_ratio),
+        f"{row.first_cold_s:.2f}",
+        f"{row.first_cached_s:.3f}",
+        f"{row.peak_gib:.2f}",
+        "–" if row.mlx_lm_peak_gib is None else f"{row.mlx_lm_peak_gib:.2f}",
+        f"{row.top20_cost_pct:+.0f} %",
+    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _ratio(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.2f}x"

@@ -105,7 +105,7 @@ def _to_generated(
 ) -> Steps[list[PreparedSequence]]:
     most_encoded = context_length if request.truncate is None else max(context_length, MAX_TOKENIZED)
     given_ids, bos_added, chat_prompt = yield from _encode_prompt(request, codec, most_encoded)
-    num_free = max(1 if request.max_tokens is None else request.max_tokens, request.min_tokens)
+    num_free = _num_free(request, len(given_ids), context_length)
     is_text = isinstance(request.prompt, str)
     prompt_ids = cut_prompt(given_ids, request, codec.tokenizer, max(1, context_length - num_free), is_text=is_text)
     if not prompt_ids:
@@ -149,6 +149,18 @@ def _to_generated(
             )
         )
     return prepared
+
+
+def _num_free(request: wire.Generate, num_given: int, context_length: int) -> int:
+    """Return how many tokens of the context a cut prompt leaves to the answer.
+
+    If the job does not say how long its answer is, a prompt that fits stays whole, and a longer one leaves a quarter.
+    """
+    if request.max_tokens is not None:
+        return max(request.max_tokens, request.min_tokens)
+    if num_given < context_length or request.truncate_to is not None:
+        return max(1, request.min_tokens)
+    return max(1, min(DEFAULT_MAX_TOKENS, context_length // 4), request.min_tokens)
 
 
 def _keep_pct(request: wire.Generate) -> float | None:

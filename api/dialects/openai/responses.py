@@ -34,7 +34,7 @@ _field_name = map_field(
 )
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 # The one value that is supported, by field.
-_SUPPORTED = {"n": 1, "truncation": "disabled"}
+_SUPPORTED = {"n": 1}
 
 
 class ContentPart(Struct, frozen=True, kw_only=True):
@@ -188,7 +188,13 @@ class ResponseRequest(SamplingRequest, frozen=True, kw_only=True):
     store: Annotated[
         bool | None, Meta(description="false: the response cannot be read or continued by its id. null is true.")
     ] = None
-    truncation: Literal["disabled", "auto"] | None = None
+    truncation: (
+        Annotated[
+            Literal["disabled", "auto"],
+            Meta(description="auto: of a conversation that does not fit into the context, the last tokens are kept."),
+        ]
+        | None
+    ) = None
     max_tool_calls: NoEffect[int] | None = None
     metadata: Metadata | None = None
     service_tier: NoEffect[Literal["auto", "default", "flex", "priority"]] | None = None
@@ -260,6 +266,7 @@ def to_request(body: ResponseRequest, timeout_s: int) -> wire.Generate:
             **({} if effort is None else {"reasoning_effort": effort}),
         },
         json_schema=body.json_schema,
+        truncate="left" if body.truncation == "auto" else None,
         max_tokens=body.max_output_tokens,
         logprobs=body.has_logprobs,
         top_logprobs=0 if body.logprob_token_ids else body.top_logprobs or 0,

@@ -118,7 +118,7 @@ class ResponseObject(Struct, frozen=True, kw_only=True):
     tools: list[FunctionTool]
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["disabled", "auto"]
     usage: Annotated[BatchUsage | None, Meta(description="null until the end.")] = None
     user: str | None
     logprobs_mode: ModeIfLogprobs = UNSET
@@ -324,5 +324,6 @@ class ResponseWriter:
             tools=body.tools or [],
             top_logprobs=body.top_logprobs or 0,
             top_p=1.0 if body.top_p is None else body.top_p,
+            truncation=body.truncation or "disabled",
             user=body.user,
         )

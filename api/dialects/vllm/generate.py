@@ -22,6 +22,7 @@ from scorepool.api.dialects.openai.sampling import (
     check_stream_options,
     sampling_options,
 )
+from scorepool.api.dialects.truncation import LEFT, TruncatePromptTokens, check_truncation, truncation_fields
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.wire.request_fields import IfWeights, ModelName, NumTokens, TokenIds, TopLogprobs
 
@@ -41,6 +42,10 @@ class GenerateTokensParams(SamplingParameters, frozen=True, forbid_unknown_field
         | None
     ) = None
     structured_outputs: StructuredOutputs | None = None
+    truncate_prompt_tokens: Annotated[
+        TruncatePromptTokens,
+        Meta(description="Keep so many tokens at most, the last. -1: as many as the context holds."),
+    ] = None
     skip_special_tokens: bool | None = None
     detokenize: bool | None = None
     output_kind: NoEffect[Literal[0, 1, 2]] | None = None
@@ -68,6 +73,7 @@ class GenerateTokensParams(SamplingParameters, frozen=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_truncation(self.truncate_prompt_tokens)
         check_one_form(self.forms, ends_otherwise=bool(self.ignore_eos or self.min_tokens))
         check_supported(self, {"detokenize": True} if self.stop else {})  # stop strings are looked for in the text
         if self.max_tokens is not None and (self.min_tokens or 0) > self.max_tokens:
@@ -152,6 +158,7 @@ def field_name(body: GenerateTokensRequest, field: str) -> str:
     names = {"prompt": "token_ids", "Idempotency-Key": "request_id", "top_logprobs": f"sampling_params.{top}"}
     names |= {name: f"sampling_params.{field}" for name, field in form_names(params.forms).items()}
     names |= {"targets": "sampling_params.logprob_token_ids"}
+    names |= {"truncate_to": "sampling_params.truncate_prompt_tokens"}
     return map_field(names | {name: f"sampling_params.{name}" for name in _PARAMETERS})(field)
 
 
@@ -167,6 +174,7 @@ def to_request(body: GenerateTokensRequest, model: str, timeout_s: int) -> wire.
         if_weights=body.if_weights,
         **options,
         **form,
+        **truncation_fields(params.truncate_prompt_tokens, None, LEFT),
         model=model,
         priority=PRIORITIES[body.priority or 0],
         timeout_s=timeout_s,

@@ -133,8 +133,13 @@ def to_reply(
         system_fingerprint=system_fingerprint(result.stamp),
         logprobs_mode=result.logprobs_mode if body.has_logprobs else UNSET,
         weights_version=weights_version([result], body.if_weights),
-        prompt_token_ids=body.token_ids if body.return_token_ids else UNSET,
+        prompt_token_ids=_prompt_ids(body, result.sequences[0].prompt_token_ids) if body.return_token_ids else UNSET,
     )
+
+
+def _prompt_ids(body: GenerateTokensRequest, kept: list[int] | None) -> list[int]:
+    """Return the tokens of the prompt: those that the job reports if it may have cut them."""
+    return body.token_ids if kept is None else kept
 
 
 class TokensChunkWriter(ChunkWriter[GeneratedTokensChunk]):
@@ -158,7 +163,8 @@ class TokensChunkWriter(ChunkWriter[GeneratedTokensChunk]):
             stop_reason=delta.stop_reason if delta.finish_reason else UNSET,
             text=delta.text if body.has_text else UNSET,
         )
-        return self._chunk([choice], body.token_ids if body.return_token_ids and delta.finish_reason else UNSET)
+        is_asked = body.return_token_ids and delta.finish_reason
+        return self._chunk([choice], _prompt_ids(body, delta.prompt_token_ids) if is_asked else UNSET)
 
     def usage_chunk(self) -> GeneratedTokensChunk:
         return self._chunk([])

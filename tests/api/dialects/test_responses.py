@@ -289,7 +289,7 @@ def test_items_become_the_job_that_the_same_chat_becomes():
         ({"background": True, "store": False}, "store", "`store` must be true with `background`"),
         ({"previous_response_id": "resp_" * 20}, "previous_response_id", "length <= 64"),
         ({"input": [{"role": "user", "content": "a"}] * 1025}, "input", "at most 1024 messages, found 1025"),
-        ({"truncation": "auto"}, "", "`truncation` is not supported here"),
+        ({"truncation": "left"}, "truncation", "left"),
         ({"n": 2}, "", "`n` is not supported here, expected 1"),
         ({"input": []}, "input", "length >= 1"),
         ({"input": [{"role": "user"}]}, "input[0]", "an item of type 'message' needs `content`"),

@@ -109,6 +109,56 @@ def test_a_chat_keeps_its_last_tokens(http: httpx.Client):
     assert cut["usage"]["prompt_tokens"] == 9
 
 
+def test_an_answer_of_no_stated_length_gets_a_quarter_of_the_context(http: httpx.Client):
+    context_length = http.get("/v1/models").json()["data"][0]["max_model_len"]
+    body = {"prompt": TEXT * 300, "truncate_prompt_tokens": -1, "stop_token_ids": [*range(512)], "temperature": 0}
+
+    assert post(http, "/v1/chat/completions", **_as_chat(body))["usage"]["prompt_tokens"] == context_length * 3 // 4
+    assert post(http, "/v1/chat/completions", **_as_chat(body | {"prompt": TEXT}))["usage"]["prompt_tokens"] < 60
+
+
+def _as_chat(body: dict[str, Any]) -> dict[str, Any]:
+    prompt = body.pop("prompt")
+    return body | {"messages": [{"role": "user", "content": prompt}]}
+
+
+def test_a_response_keeps_the_last_tokens_of_a_conversation_that_is_too_long(http: httpx.Client):
+    context_length = http.get("/v1/models").json()["data"][0]["max_model_len"]
+    conversation = [{"role": "user", "content": TEXT * 300}, {"role": "user", "content": "import"}]
+    body = {"input": conversation, "max_output_tokens": 3, "temperature": 0, "store": False}
+
+    refused = http.post("/v1/responses", json={"model": "demo"} | body)
+    reply = post(http, "/v1/responses", **body, truncation="auto")
+
+    assert (refused.status_code, "too long" in refused.text or "context" in refused.text) == (400, True), refused.text
+    assert reply["usage"]["input_tokens"] == context_length - 3
+    assert reply["truncation"] == "auto"
+    short = {"input": "import", "max_output_tokens": 3, "temperature": 0, "store": False}
+    whole, cut = (post(http, "/v1/responses", **short, truncation=how) for how in ("disabled", "auto"))
+    assert whole["output"][0]["content"] == cut["output"][0]["content"]
+    assert (whole["truncation"], whole["usage"]["input_tokens"]) == ("disabled", cut["usage"]["input_tokens"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_vllms_token_route_keeps_the_last_tokens(http: httpx.Client, native: Client, stream: bool):
+    ids = [1209, 274, 312, 885, 16, 305]
+    params = {"max_tokens": 2, "truncate_prompt_tokens": 4, "temperature": 0, "logprobs": 0}
+    body = {"model": "demo", "token_ids": ids, "sampling_params": params, "return_token_ids": True, "stream": stream}
+
+    reply = http.post("/inference/v1/generate", json=body)
+
+    assert reply.status_code == 200, reply.text
+    if stream:
+        events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+        token_ids = [token_id for event in events for token_id in event["choices"][0]["token_ids"]]
+        prompt_ids = events[-1]["prompt_token_ids"]
+    else:
+        token_ids, prompt_ids = reply.json()["choices"][0]["token_ids"], reply.json()["prompt_token_ids"]
+        assert reply.json()["usage"]["prompt_tokens"] == 4
+    [kept] = native.generate("demo", ids[-4:], max_tokens=2, temperature=0).sequences
+    assert (prompt_ids, token_ids) == (ids[-4:], kept.token_ids)
+
+
 @pytest.mark.parametrize("side", [None, "left", "right"])
 def test_an_embedding_is_that_of_what_was_kept(
     http: httpx.Client, tokenizer: PreTrainedTokenizerBase, side: str | None
@@ -145,6 +195,12 @@ def test_an_embedding_is_that_of_what_was_kept(
             {"prompt": "a", "truncate_prompt_tokens": -1, "stream": True, "echo": True},
             "truncate_prompt_tokens",
             "cannot be streamed with `echo`",
+        ),
+        (
+            "/inference/v1/generate",
+            {"token_ids": [5], "sampling_params": {"truncate_prompt_tokens": 9999}},
+            "sampling_params.truncate_prompt_tokens",
+            "at most",
         ),
         ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1"),
         ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 9999}, "truncate_prompt_tokens", "at most"),

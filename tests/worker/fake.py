@@ -110,6 +110,7 @@ class PlainTemplate:
 class FakeChatCodec(ChatCodec):
     def __init__(self, tokenizer: FakeTokenizer) -> None:
         self.tokenizer = tokenizer
+        self.images = None
         self.template = PlainTemplate()
         self.chat_format = ChatFormat(
             transitions={}, special_token_ids=tokenizer.special_token_ids, eos_ids=tokenizer.eos_ids

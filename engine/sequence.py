@@ -248,6 +248,12 @@ class Sequence:
         return next((known for known in _METHODS if known == method), None)
 
     @property
+    def reports_more(self) -> bool:
+        """True if more is computed from logits than the logprobs of its tokens."""
+        by_row = self.rank or self.entropy or self.min_logprob or self.targets is not None
+        return bool(self.top_logprobs or by_row or self.reports_proposals)
+
+    @property
     def num_generated(self) -> int:
         """The number of generated tokens."""
         return len(self.token_ids) - self.num_input_tokens

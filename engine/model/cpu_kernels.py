@@ -25,6 +25,7 @@ from mlx_lm.models import activations, base
 from mlx_lm.models.rope_utils import Llama3RoPE
 from numpy.typing import NDArray
 
+from scorepool.engine.model.kv_cache import StepOffsets
 from scorepool.engine.model.patch_globals import replace_globals
 from scorepool.engine.model.rope import ConfiguredRoPE
 
@@ -181,7 +182,12 @@ class RotaryTable:
             return None
         self._grow(self._max_positions)  # the device knows the positions, not the host
         if length == 1:
-            return self._cos[offset[:, None, None]], self._sin[offset[:, None, None]]
+            derived = offset.derived if isinstance(offset, StepOffsets) else {}
+            if self not in derived:
+                positions = offset[:, None, None]
+                derived[self] = self._cos[positions], self._sin[positions]
+            found: tuple[mx.array, mx.array] = derived[self]
+            return found
         positions = mx.minimum(offset[:, None] + mx.arange(length), self._max_positions - 1)  # padding may be beyond
         return self._cos[positions[:, None]], self._sin[positions[:, None]]
 

@@ -145,11 +145,22 @@ def take_row(cache: Cache, row: int) -> Cache:
     return taken
 
 
+class StepOffsets(mx.array):
+    """The positions [rows] of the next tokens, one object for all layers, and what they derive from it."""
+
+    derived: dict[object, Any]
+
+
 def set_padding(cache: Cache, lengths: set[int]) -> None:
     """Tell a merged cache how many tokens its rows have, before a step that decodes them."""
+    offsets: dict[int, StepOffsets] = {}
     for layer in cache:
         if type(layer) is UnpaddedBatchKVCache:
             layer.is_padded = lengths != {layer._idx}
+            if layer._idx not in offsets:
+                offsets[layer._idx] = StepOffsets(layer.offset)
+                offsets[layer._idx].derived = {}
+            layer.offset = offsets[layer._idx]
 
 
 def set_positions(cache: Cache, positions: list[int]) -> None:

@@ -3,7 +3,7 @@
 Every row has a token, given or sampled here, and its logprob. Rank, entropy, the most likely tokens and those that the
 caller names are computed for the rows of sequences that ask for them, and for no others.
 
-To add a value per token, add a field to TokenColumns and a column in `compute_logprobs`.
+To add a value per token, add a field to TokenColumns, a column in `_more_columns`, and its flag to `reports_more`.
 """
 
 from array import array
@@ -127,12 +127,27 @@ def compute_logprobs(queries: list[LogprobQuery], logits: mx.array) -> PendingLo
     logits = _reported_logits(queries, logits, sampled)
     normalizers = scoring.log_normalizer(logits)
     columns: list[PendingColumn] = []
-    if rows := _select(queries, lambda sequence: True):
-        columns.append(rows.column("logprobs", scoring.logprobs(logits, normalizers, token_ids)))
+    if queries:
+        counts = [len(query.positions) for query in queries]
+        values = scoring.logprobs(logits, normalizers, token_ids)
+        columns.append(PendingColumn("logprobs", list(range(len(queries))), counts, values))
     if sampled is not None:
         indices = [index for index, query in enumerate(queries) if query.samples]
         counts = [len(queries[index].sampled_positions) for index in indices]
         columns.append(PendingColumn("sampled_logprobs", indices, counts, sampled.logprobs))
+    pending = PendingLogprobs(queries, token_ids, normalizers, columns)
+    if any(query.sequence.reports_more for query in queries):
+        columns += _more_columns(queries, logits, normalizers, token_ids)
+        pending.proposed = _proposed_column(queries, logits, normalizers)
+    mx.async_eval(pending.arrays)
+    return pending
+
+
+def _more_columns(
+    queries: list[LogprobQuery], logits: mx.array, normalizers: mx.array, token_ids: mx.array
+) -> list[PendingColumn]:
+    """Compute what sequences ask for beside the logprobs of their tokens."""
+    columns: list[PendingColumn] = []
     if rows := _select(queries, lambda sequence: sequence.rank):
         columns.append(rows.column("ranks", scoring.ranks(rows.take(logits), rows.take(token_ids))))
     if rows := _select(queries, lambda sequence: sequence.entropy):
@@ -150,9 +165,7 @@ def compute_logprobs(queries: list[LogprobQuery], logits: mx.array) -> PendingLo
         targets = _target_ids([queries[index] for index in rows.indices])
         values = scoring.logprobs_of_many(rows.take(logits), rows.take(normalizers), targets)
         columns.append(rows.column("target_logprobs", values))
-    pending = PendingLogprobs(queries, token_ids, normalizers, columns, _proposed_column(queries, logits, normalizers))
-    mx.async_eval(pending.arrays)
-    return pending
+    return columns
 
 
 def _reported_logits(queries: list[LogprobQuery], logits: mx.array, sampled: sample.Sampled | None) -> mx.array:

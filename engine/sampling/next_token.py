@@ -90,7 +90,9 @@ def _sample(sampling: list[tuple[LogprobQuery, int]], logits: mx.array) -> sampl
         if sequence.sampling is None:
             raise ValueError("the query samples a token of a sequence that does not generate")
         samplings.append(sequence.sampling)
-        keys.append(sample.noise_key(sequence.noise_seed, position - sequence.num_input_tokens))
+        is_greedy = not sequence.sampling.temperature
+        index = position - sequence.num_input_tokens
+        keys.append(0 if is_greedy else sample.noise_key(sequence.noise_seed, index))
         banned_ids.append(min_tokens_banned_ids(sequence, position, query.eos_ids))
     rows = [row for row, (query, _) in enumerate(sampling) if query.sequence.needs_logits_processing]
     if rows:

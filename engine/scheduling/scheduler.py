@@ -158,6 +158,8 @@ class Scheduler:
 
     def _schedule_prefill(self, num_decode_tokens: int) -> list[Slice]:
         """Choose the prefills of the next step; a chunked one that is half way gets at least half of the tokens."""
+        if not self.waiting and self.chunked_prefill is None:
+            return []
         budget = max(1, self.max_batch_tokens - num_decode_tokens)
         if self.decoding:
             budget = min(budget, self.pace.max_tokens)

@@ -11,7 +11,7 @@ from mlx_lm.models import activations, base, qwen3
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.rope_utils import Llama3RoPE
 
-from scorepool.engine.model import cpu_kernels
+from scorepool.engine.model import cpu_kernels, kv_cache
 from scorepool.engine.model.rope import ConfiguredRoPE
 from scorepool.engine.model.rope_frequencies import RopeFrequencies
 
@@ -104,6 +104,24 @@ def test_rotary_tables_hold_what_the_module_computes(
 
     assert type(model.rope).__name__ == "TabledRotary"
     assert difference(found, expected) < TOLERANCE
+
+
+def test_layers_of_one_decode_step_look_positions_up_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cpu_kernels, "_HAS_SIMD", False)
+    model: Any = Module()  # type: ignore[no-untyped-call]
+    model.ropes = [RoPE(8), RoPE(8), RoPE(8, base=3.0)]  # type: ignore[no-untyped-call]
+    cpu_kernels.install(model, 64)
+    layers = [kv_cache.UnpaddedBatchKVCache([0, 0]) for _ in model.ropes]
+    x = mx.random.normal((2, 1, 1, 8))
+    for position in range(3):
+        kv_cache.set_padding(layers, {position})
+        offsets = [layer.offset for layer in layers]
+        for rope, layer in zip(model.ropes, layers, strict=True):
+            expected = RoPE(8, base=rope.base)(x, offset=position)  # type: ignore[no-untyped-call]
+            assert difference(rope(x, offset=layer.offset), expected) < TOLERANCE
+            layer.update_and_fetch(x, x)
+        assert offsets[0] is offsets[1] is offsets[2]
+        assert len(offsets[0].derived) == 2
 
 
 def test_rotary_tables_leave_what_they_do_not_hold_to_the_module(monkeypatch: pytest.MonkeyPatch):

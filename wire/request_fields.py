@@ -41,7 +41,18 @@ NumTokens = Annotated[int, Meta(ge=0, le=MAX_NUM_TOKENS)]
 NumChoices = Annotated[int, Meta(ge=1, le=128)]
 MIN_DIVIDING_TEMPERATURE = 1e-9  # a smaller divisor overflows float32 logits
 Speculation = Literal["off", "ngram", "draft", "mtp"]
+ChosenSpeculation = Annotated[  # of dialects
+    Speculation,
+    Meta(
+        description="An addition. The source of tokens that the model then verifies, if the worker has it. It changes "
+        "no token and no logprob."
+    ),
+]
 SpeculationTokens = Annotated[int, Meta(ge=1, le=16)]
+MostProposedTokens = Annotated[
+    int,
+    Meta(ge=1, le=16, description="An addition. Proposed tokens in one step, at most; the worker may allow fewer."),
+]
 KeepPct = Annotated[float, Meta(ge=1, le=100)]
 DEFAULT_KEEP_PCT = 20.0
 Temperature = Annotated[float, Meta(ge=0, le=100)]

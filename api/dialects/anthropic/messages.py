@@ -9,9 +9,12 @@ from scorepool import wire
 from scorepool.api.dialects.anthropic.content import CacheControl, Texts, ToolUseBlock, Turn, to_messages
 from scorepool.api.dialects.fields import map_field
 from scorepool.wire.chat import check_json, check_num_calls
+from scorepool.wire.generate import check_speculation
 from scorepool.wire.request_fields import (
     MAX_NUM_TOKENS,
+    ChosenSpeculation,
     ModelName,
+    MostProposedTokens,
     StopStrings,
     Temperature,
     TemplateKwargs,
@@ -184,6 +187,12 @@ class MessagesRequest(Conversation, frozen=True, kw_only=True):
     stream: bool | None = None
     metadata: MessageMetadata | None = None
     service_tier: Annotated[Literal["auto", "standard_only"] | None, Meta(description="Has no effect here.")] = None
+    speculation: ChosenSpeculation | None = None
+    speculation_tokens: MostProposedTokens | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_speculation(self.speculation, self.speculation_tokens, include_draft_logprobs=False)
 
 
 def to_request(body: MessagesRequest, timeout_s: int) -> wire.Generate:
@@ -205,6 +214,8 @@ def to_request(body: MessagesRequest, timeout_s: int) -> wire.Generate:
         top_k=body.top_k or 0,
         stop=body.stop_sequences or [],
         logprobs=False,
+        speculation=body.speculation,
+        speculation_tokens=body.speculation_tokens,
         stream=bool(body.stream),
     )
 

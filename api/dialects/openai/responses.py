@@ -5,7 +5,7 @@ request, as the items of earlier answers.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr, replace
@@ -156,6 +156,7 @@ class ReasoningOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class ResponseRequest(SamplingRequest, frozen=True, kw_only=True):
     """Answer a conversation. A field that is null has its default."""
 
+    logprobs_switch: ClassVar[str] = f'"{LOGPROBS}" in `include`'
     input: Text | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_ITEMS)]
     instructions: Annotated[Text | None, Meta(description="The system message, before `input`.")] = None
     max_output_tokens: Annotated[int, Meta(ge=1, le=MAX_NUM_TOKENS)] | None = None

@@ -18,7 +18,7 @@ from scorepool.api.dialects.openai.responses import (
     TextOptions,
     ToolChoice,
 )
-from scorepool.api.dialects.openai.sampling import ModeIfLogprobs
+from scorepool.api.dialects.openai.sampling import DraftLogprobsIfAsked, ModeIfLogprobs
 from scorepool.api.dialects.openai.structured_outputs import TextFormat
 from scorepool.api.dialects.protocol import StreamEvent
 from scorepool.api.dialects.weights import WeightsVersion, weights_version
@@ -122,6 +122,7 @@ class ResponseObject(Struct, frozen=True, kw_only=True):
     usage: Annotated[BatchUsage | None, Meta(description="null until the end.")] = None
     user: str | None
     logprobs_mode: ModeIfLogprobs = UNSET
+    draft_logprobs: DraftLogprobsIfAsked = UNSET
     weights_version: WeightsVersion = UNSET
 
 
@@ -189,6 +190,7 @@ class ResponseWriter:
             incomplete_details=IncompleteDetails(reason="max_output_tokens") if is_cut else None,
             usage=BatchUsage.of_results([result]),
             logprobs_mode=result.logprobs_mode if self._body.has_logprobs else UNSET,
+            draft_logprobs=UNSET if (proposed := result.sequences[0].draft_logprobs) is None else proposed,
             weights_version=weights_version([result], self._body.if_weights),
         )
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
@@ -19,17 +19,18 @@ from scorepool.wire.request_fields import (
     AllowedTokenIds,
     BadWords,
     CacheSalt,
+    ChosenSpeculation,
     IfWeights,
     KeepPct,
     LogitBias,
     MinP,
     ModelName,
+    MostProposedTokens,
     NumChoices,
     NumTokens,
     Penalty,
     RepetitionPenalty,
     Speculation,
-    SpeculationTokens,
     StopString,
     StopStrings,
     StopTokenIds,
@@ -103,23 +104,8 @@ class SamplingParameters(Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     allowed_token_ids: AllowedTokenIds | None = None
     bad_words: BadWords | None = None
     spaces_between_special_tokens: NoEffect[bool] | None = None
-    speculation: (
-        Annotated[
-            Speculation,
-            Meta(
-                description="An addition. The source of tokens that the model then verifies, if the worker has it. "
-                "It changes no token and no logprob."
-            ),
-        ]
-        | None
-    ) = None
-    speculation_tokens: (
-        Annotated[
-            SpeculationTokens,
-            Meta(description="An addition. Proposed tokens in one step, at most; the worker may allow fewer."),
-        ]
-        | None
-    ) = None
+    speculation: ChosenSpeculation | None = None
+    speculation_tokens: MostProposedTokens | None = None
 
     def __post_init__(self) -> None:
         check_speculation(self.speculation, self.speculation_tokens, include_draft_logprobs=False)
@@ -155,6 +141,7 @@ class SamplingRequest(SamplingParameters, frozen=True, forbid_unknown_fields=Tru
     model: ModelName
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    logprobs_switch: ClassVar[str] = "`logprobs`"  # what asks for the logprobs of tokens
     include_draft_logprobs: (
         Annotated[
             bool,
@@ -195,7 +182,7 @@ class SamplingRequest(SamplingParameters, frozen=True, forbid_unknown_fields=Tru
         check_supported(self, {"use_beam_search": False, "length_penalty": 1.0})  # vLLM's clients send the defaults
         check_stream_options(self.stream_options, self.stream)
         if self.include_draft_logprobs and not self.has_token_logprobs:
-            raise ValueError("`include_draft_logprobs` needs `logprobs`")
+            raise ValueError(f"`include_draft_logprobs` needs {self.logprobs_switch}")
         check_speculation(self.speculation, self.speculation_tokens, bool(self.include_draft_logprobs))
         given = {name: getattr(self, name, None) for name in _NEEDS_WHOLE_PROMPT}  # 0 logprobs are those of the tokens
         beside = [name for name, value in given.items() if value is not None and value is not False]

@@ -10,12 +10,15 @@ from scorepool import wire
 from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.forms import Form, FormFields, check_one_form, form_names, given_forms, schema_form
 from scorepool.wire.columns import LogprobsMode
+from scorepool.wire.generate import check_speculation
 from scorepool.wire.request_fields import (
     MAX_LIST_LENGTH,
     MAX_SHOWN_TARGETS,
+    ChosenSpeculation,
     Grammar,
     MinP,
     ModelName,
+    MostProposedTokens,
     NumChoices,
     NumTokens,
     Penalty,
@@ -120,8 +123,20 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         False
     )
     model: Annotated[ModelName | None, Meta(description="An addition. Needed if several models are served.")] = None
+    speculation: ChosenSpeculation | None = None
+    speculation_tokens: MostProposedTokens | None = None
+    include_draft_logprobs: Annotated[
+        bool | None,
+        Meta(
+            description="An addition. Report each token that speculation proposed, in `meta_info.draft_logprobs`. "
+            "Needs `return_logprob` and a model that is served with speculation."
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
+        if self.include_draft_logprobs and not self.return_logprob:
+            raise ValueError("`include_draft_logprobs` needs `return_logprob`")
+        check_speculation(self.speculation, self.speculation_tokens, bool(self.include_draft_logprobs))
         if (self.text is None) == (self.input_ids is None):
             raise ValueError("give exactly one of `text` and `input_ids`")
         if self.input_ids is not None and len({type(prompt) for prompt in self.input_ids}) > 1:
@@ -235,6 +250,9 @@ def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> Iterator[w
             top_logprobs=(body.top_logprobs_num or 0) if body.return_logprob else 0,
             targets=targets or None,
             target_bytes=bool(targets),
+            speculation=body.speculation,
+            speculation_tokens=body.speculation_tokens,
+            include_draft_logprobs=bool(body.include_draft_logprobs),
             **form,
             stream=body.stream,
         )

@@ -48,6 +48,10 @@ class MetaInfo(Struct, frozen=True, kw_only=True):
         Meta(description="Present with `token_ids_logprob`, whose order it has at each token."),
     ] = UNSET
     output_token_ids_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
+    draft_logprobs: Annotated[
+        list[wire.DraftLogprob] | UnsetType,
+        Meta(description="An addition. Present with `include_draft_logprobs`, in a stream in the last event."),
+    ] = UNSET
 
 
 class GenerateReply(Struct, frozen=True, kw_only=True):
@@ -98,6 +102,8 @@ def to_answer(
     if not body.return_logprob:
         return answer
     logprobs = _logprobs(body, sequence, prompt_ids, targets) | {"logprobs_mode": result.logprobs_mode}
+    if sequence.draft_logprobs is not None:
+        logprobs["draft_logprobs"] = sequence.draft_logprobs
     return replace(answer, meta_info=replace(answer.meta_info, **logprobs))
 
 

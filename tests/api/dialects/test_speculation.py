@@ -231,6 +231,60 @@ def test_a_choice_that_a_worker_has_not_is_refused_by_name(
     assert (error["param"], sentence in error["message"]) == (field, True), error
 
 
+CHOICE = {"speculation": "draft", "speculation_tokens": 3}
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/responses": {"model": "demo", "input": "a", "max_output_tokens": 30, "temperature": 0, "ignore_eos": True},
+    "/v1/messages": {"model": "demo", "messages": [{"role": "user", "content": "a"}], "max_tokens": 30, "top_k": 1},
+    "/generate": {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 30, "temperature": 0, "ignore_eos": True}},
+}
+WITH_LOGPROBS = {"/v1/responses": {"include": ["message.output_text.logprobs"]}, "/generate": {"return_logprob": True}}
+
+
+def post(stack: Stack, path: str, **options: Any) -> httpx.Response:
+    return httpx.post(stack.url + path, json=ROUTES[path] | options, timeout=60)
+
+
+def answer_of(reply: httpx.Response) -> object:
+    """Return the texts and ids of an answer, whatever its dialect."""
+    assert reply.status_code == 200, reply.text
+    body = reply.json()
+    content = [part.get("text") for item in body.get("output", [body]) for part in item.get("content", [])]
+    return content, body.get("text") if "output_ids" in body else None, body.get("output_ids")
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_other_dialects_choose_too_and_have_the_same_answers(stack: Stack, drafting: Stack, path: str):
+    assert answer_of(post(drafting, path, **CHOICE)) == answer_of(post(stack, path))
+    for options, field in (({"speculation": "mtp"}, "speculation"), ({"speculation_tokens": 17}, "speculation_tokens")):
+        refused = post(drafting, path, **options)
+        assert (refused.status_code, field in refused.text) == (400, True), refused.text
+    off = post(drafting, path, speculation="off", speculation_tokens=2)
+    assert (off.status_code, "does not go with `speculation` off" in off.text) == (400, True)
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_other_dialects_report_proposed_tokens_or_refuse_the_field(drafting: Stack, path: str):
+    asked = {**CHOICE, "include_draft_logprobs": True}
+    without = post(drafting, path, **asked)
+    assert (without.status_code, "include_draft_logprobs" in without.text) == (400, True), without.text
+    if path not in WITH_LOGPROBS:
+        return
+    until = time.monotonic() + 60
+    entries: list[dict[str, Any]] = []
+    while len(entries) <= 5:
+        assert time.monotonic() < until
+        body = post(drafting, path, **asked, **WITH_LOGPROBS[path]).json()
+        entries = body.get("meta_info", body)["draft_logprobs"]
+    assert all(entry.keys() == {"position", "token_id", "draft_logprob", "logprob", "accepted"} for entry in entries)
+    events = [
+        json.loads(line.removeprefix("data: "))
+        for line in post(drafting, path, **asked, **WITH_LOGPROBS[path], stream=True).text.splitlines()
+        if line.startswith("data: {")
+    ]
+    last = events[-1].get("response", events[-1].get("meta_info"))
+    assert [entry["accepted"] for entry in last["draft_logprobs"]].count(True) > 0
+
+
 def test_an_answer_in_a_form_is_that_of_plain_generation(stack: Stack, speculating: Stack):
     schema = {"type": "array", "minItems": 6, "maxItems": 6, "items": {"enum": ["again"]}}
     form = {"type": "json_schema", "json_schema": {"name": "words", "schema": schema}}

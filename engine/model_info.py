@@ -60,6 +60,9 @@ class ModelInfo:
     classifier: Classifier | None = None  # None for a language model
     pooling: Pooling | None = None  # how it embeds unless told otherwise; None: it makes no embeddings
 
+    images: str | None = None  # the family of models whose images it takes
+    images_unsupported: str | None = None  # why it takes none, though its checkpoint could
+
     @property
     def speculations(self) -> tuple[str, ...]:
         """What can propose a row's tokens. Beside a draft model or a head, n-grams can."""

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from scorepool.engine.adapter import Adapter
 from scorepool.engine.errors import EngineError
+from scorepool.engine.images import PlacedImage
 from scorepool.engine.model_info import ModelInfo, Pooling
 
 
@@ -195,6 +196,7 @@ class Sequence:
     reports_proposals: bool = False  # each token that speculation proposes is appended to `proposals`
     keep_pct: float | None = None  # percent of a long prompt that goes through the model; None: all of it
     classify: bool = False  # then nothing else is asked for, and the model is a classifier
+    images: tuple[PlacedImage, ...] = ()  # that it shows, in the order of its tokens
     pooling: Pooling | None = None  # embed it so; then nothing else is asked for
     fails_alone: bool = False  # if it cannot continue, it has an `error`, and the others of its group go on
     num_input_tokens: int = field(init=False)
@@ -242,6 +244,8 @@ class Sequence:
 
         A draft would compute the whole prompt, so nothing is proposed to a row with a part of it.
         """
+        if self.images:
+            return None
         method = self.speculation or usual
         if self.sampling is None or self.kept is not None:
             return None

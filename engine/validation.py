@@ -17,6 +17,8 @@ def check(sequences: list[Sequence], model_info: ModelInfo) -> None:
         where = f"sequence {number}" if len(sequences) > 1 else "the sequence"
         _check_tokens(sequence, where, model_info)
         _check_report(sequence, where, model_info)
+        if sequence.images:
+            _check_images(sequence, where, model_info)
         if sequence.sampling is not None:
             _check_sampling(sequence.sampling, where, model_info)
         _check_length(sequence, where, model_info)
@@ -101,6 +103,24 @@ def _check_kept(sequence: Sequence, keep_pct: float, where: str, model_info: Mod
         raise ContextLengthExceeded(
             f"{where} has {sequence.num_input_tokens} tokens and keep_pct {keep_pct}; the context of the draft model, "
             f"which says what to keep, is {model_info.draft_context_length} tokens"
+        )
+
+
+def _check_images(sequence: Sequence, where: str, model_info: ModelInfo) -> None:
+    if model_info.images is None:
+        reason = model_info.images_unsupported or "it is a model of texts"
+        raise InvalidRequest(f"{where} shows images; expected none: {reason}")
+    if sequence.adapter_name is not None:
+        raise InvalidRequest(f"{where} shows images and names an adapter; expected one of both")
+    if sequence.pooling is not None:
+        raise InvalidRequest(f"{where} shows images and is to be embedded; expected one of both")
+    if sequence.keep_pct is not None:
+        raise InvalidRequest(f"{where} shows images and has keep_pct {sequence.keep_pct}; expected one of both")
+    end = max(image.end for image in sequence.images)
+    if sequence.score_from is not None and sequence.score_from < end:
+        raise InvalidRequest(
+            f"{where} has score_from {sequence.score_from}; expected {end} or more: the tokens of images have no "
+            "logprobs"
         )
 
 

@@ -6,7 +6,7 @@ names and types.
 
 from typing import Any, Literal, TypedDict
 
-from scorepool.wire import LogprobsMode, Message, Priority, SamplingOptions, Tool
+from scorepool.wire import Image, LogprobsMode, Message, Priority, SamplingOptions, Tool
 
 
 class JobOptions(TypedDict, total=False):
@@ -25,6 +25,7 @@ class ScoreOptions(JobOptions, total=False):
     """Options of `Client.score`. With `prompt`, items are the completions after it."""
 
     prompt: str | list[int] | None
+    images: list[Image]
 
     score: Literal["completion", "all"]
     top_logprobs: int
@@ -54,6 +55,7 @@ class GenerateOptions(JobOptions, SamplingOptions, total=False):
     """Options of `Client.generate`. Give `messages` instead of a prompt to answer a chat."""
 
     messages: list[Message] | None
+    images: list[Image]
     tools: list[Tool]
     tool_choice: Literal["auto", "none", "required"]
     allowed_tools: list[str]

@@ -26,7 +26,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine.adapter": set(),
     "engine.adapter_table": {"engine.adapter", "engine.errors", "engine.sequence"},
     "engine.adapter_messages": {"engine.adapter", "engine.core", "engine.errors"},
-    "engine.sequence": {"engine.adapter", "engine.errors", "engine.model_info"},
+    "engine.images": set(),
+    "engine.sequence": {"engine.adapter", "engine.errors", "engine.images", "engine.model_info"},
     "engine.speculation": set(),
     "engine.settings": set(),
     "engine.cache_room": set(),
@@ -45,20 +46,21 @@ MAY_IMPORT: dict[str, set[str]] = {
         "engine.scheduling", "engine.sequence", "engine.settings", "engine.text",
     },
     "engine.control": {"engine.core", "engine.errors", "engine.model_info"},
-    "engine.scheduling": {"engine.adapter", "engine.errors", "engine.sequence", "engine.speculation"},
+    "engine.scheduling": {"engine.adapter", "engine.errors", "engine.images", "engine.sequence", "engine.speculation"},
     "engine.text": {"engine.errors"},
     "engine.text.vocabulary": set(),
     "engine.text.tokenizer": {"engine.errors", "engine.text.vocabulary"},
-    "engine.text.image_codec": set(),
-    "engine.text.chat": {"engine.errors", "engine.text.image_codec", "engine.text.tokenizer"},
+    "engine.text.chat": {"engine.errors", "engine.images", "engine.text.tokenizer"},
     "engine.sampling": {"engine.sequence"},
     "engine.model": {
-        "engine.adapter", "engine.cache_room", "engine.certificate", "engine.errors", "engine.local_folder",
+        "engine.adapter", "engine.cache_room", "engine.certificate", "engine.errors", "engine.images",
+        "engine.local_folder",
         "engine.model_info",
         "engine.sampling", "engine.scheduling",
         "engine.sequence", "engine.settings", "engine.text", "engine.versions",
     },
     "engine.model.kv_cache": set(),
+    "engine.vision": {"engine.errors", "engine.images", "engine.model.surveyed", "engine.text.tokenizer"},
     "engine.model.kv_rollback": {"engine.model.kv_cache"},
     "engine.model.surveyed": {"engine.errors", "engine.versions"},
     # worker
@@ -152,6 +154,7 @@ LIBRARIES: dict[str, set[str]] = {
     # msgspec in ranks only, numpy in cpu_kernels.py only
     "engine.model": {"huggingface_hub", "mlx", "mlx_lm", "msgspec", "numpy"},
     "engine.model.surveyed": {"transformers"},
+    "engine.vision": {"PIL", "mlx", "mlx_vlm", "numpy"},  # which needs an extra
     "engine.sampling": {"mlx"},
     "engine.text.chat": {"jinja2", "llguidance"},
     "worker": {"msgspec", "redis", "rq"},
@@ -182,7 +185,7 @@ LIBRARIES: dict[str, set[str]] = {
 }
 
 # What must stay out of a process that only imports these: Metal does not survive a fork, and the API has no MLX.
-_ENGINE = {"mlx", "mlx_lm", "torch", "transformers"}
+_ENGINE = {"mlx", "mlx_lm", "mlx_vlm", "torch", "transformers"}
 NEVER_LOADS = {
     "scorepool.wire": {"numpy", "pandas", "pyarrow"},
     "scorepool": {"httpx", "msgspec", "redis", "rq", "typer"},

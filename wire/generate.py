@@ -239,7 +239,7 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
 
     def _check_beside_images(self) -> None:
         """Refuse what was not tested with images, or has no meaning: an image's tokens have no logprobs."""
-        for name in ("prompt_logprobs", "truncate", "adapter"):
+        for name in ("prompt_logprobs", "truncate", "adapter", "specprefill"):
             if getattr(self, name):
                 raise ValueError(f"`{name}` does not go with `images`")
         if self.speculation not in (None, "off"):

@@ -35,11 +35,16 @@ class BackboneAndHead(Protocol):
     backbone  token ids [rows, length] to hidden states [rows, length, width]
     head      hidden states [n, width] to logits [n, vocab]
 
-    `sequences` are those of the rows, whose adapters compute them; None: the base model computes all rows.
+    `sequences` are those of the rows, whose adapters compute them; None: the base model computes all rows. `starts` are
+    the positions of the rows' first tokens if these are given ones, among which images may be: see image_backbone.py.
     """
 
     def forward_hidden(
-        self, token_ids: mx.array, cache: list[Any] | None = None, sequences: list[Sequence] | None = None
+        self,
+        token_ids: mx.array,
+        cache: list[Any] | None = None,
+        sequences: list[Sequence] | None = None,
+        starts: list[int] | None = None,
     ) -> mx.array: ...
     def compute_logits(self, rows: mx.array) -> mx.array: ...
 
@@ -51,7 +56,11 @@ class FullLogits:
         self._model = model
 
     def forward_hidden(
-        self, token_ids: mx.array, cache: list[Any] | None = None, sequences: list[Sequence] | None = None
+        self,
+        token_ids: mx.array,
+        cache: list[Any] | None = None,
+        sequences: list[Sequence] | None = None,
+        starts: list[int] | None = None,
     ) -> mx.array:
         logits: mx.array = self._model(token_ids, cache=cache)
         return logits
@@ -86,7 +95,11 @@ class BackboneTap:
         self._backbone.__class__ = self._kind
 
     def forward_hidden(
-        self, token_ids: mx.array, cache: list[Any] | None = None, sequences: list[Sequence] | None = None
+        self,
+        token_ids: mx.array,
+        cache: list[Any] | None = None,
+        sequences: list[Sequence] | None = None,
+        starts: list[int] | None = None,
     ) -> mx.array:
         return self.forward(token_ids, cache)[0]
 

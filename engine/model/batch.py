@@ -212,7 +212,8 @@ class PaddedBatch:
         if not longest:
             return None
         rows = [token_ids_of(slice_) + [0] * (longest - slice_.num_tokens) for slice_ in slices]
-        return self._backbone.forward_hidden(mx.array(rows), cache, [slice_.sequence for slice_ in slices])
+        sequences, starts = [slice_.sequence for slice_ in slices], [slice_.start for slice_ in slices]
+        return self._backbone.forward_hidden(mx.array(rows), cache, sequences, starts)
 
 
 class SequentialBatch:
@@ -274,15 +275,17 @@ class SequentialBatch:
     def _prefill(self, slice_: Slice) -> mx.array:
         cache = self._caches.pop(slice_.sequence, None) or initial_cache(slice_, self._model)
         token_ids = mx.array([token_ids_of(slice_)])
-        hidden = self._forward(token_ids, cache, slice_.sequence) if slice_.num_tokens else None
+        hidden = self._forward(token_ids, cache, slice_.sequence, [slice_.start]) if slice_.num_tokens else None
         if slice_.fills_prefix and slice_.completes_prefill and hidden is not None:
             start_computing(hidden, fill_prefix(slice_.fills_prefix, cache, hidden[0, -1:]))
         elif slice_.keeps_cache:
             self._caches[slice_.sequence] = cache
         return select_predictors([slice_], hidden)
 
-    def _forward(self, token_ids: mx.array, cache: Cache, sequence: Sequence) -> mx.array:
-        return start_computing(self._backbone.forward_hidden(token_ids, cache, [sequence]), cache)
+    def _forward(
+        self, token_ids: mx.array, cache: Cache, sequence: Sequence, starts: list[int] | None = None
+    ) -> mx.array:
+        return start_computing(self._backbone.forward_hidden(token_ids, cache, [sequence], starts), cache)
 
 
 class BatchInvariant:

@@ -45,6 +45,8 @@ _CONTENT = (  # the files that the numbers depend on, and that are fetched from 
     "vocab.json",
     "merges.txt",
     "*.tiktoken",
+    "preprocessor_config.json",
+    "processor_config.json",
     "*.jinja",
 )
 _INDEX = "model.safetensors.index.json"  # which transformers needs to certify the model
@@ -185,12 +187,17 @@ def _checked(tags: ChatTags, chosen: str, vocabulary: Mapping[str, int]) -> Chat
 
 
 def weights_dtype(model: Any) -> str:
+    """Name the dtype of most of the floating-point weights."""
+    return str(main_dtype(model)).removeprefix("mlx.core.")
+
+
+def main_dtype(model: Any) -> mx.Dtype:
     """Return the dtype of most of the floating-point weights."""
-    num_bytes: Counter[str] = Counter()
+    num_bytes: Counter[mx.Dtype] = Counter()
     weights: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
     for _, weight in weights:
         if mx.issubdtype(weight.dtype, mx.floating):
-            num_bytes[str(weight.dtype).removeprefix("mlx.core.")] += weight.nbytes
+            num_bytes[weight.dtype] += weight.nbytes
     return num_bytes.most_common(1)[0][0]
 
 

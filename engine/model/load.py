@@ -42,6 +42,7 @@ from scorepool.engine.model.config import Config, load_raw_config
 from scorepool.engine.model.contradictions import refuse_contradictions, refuse_small_vocabulary
 from scorepool.engine.model.device import gpu_kind
 from scorepool.engine.model.draft import DraftModel
+from scorepool.engine.model.images import open_images
 from scorepool.engine.model.mtp import PredictionHead
 from scorepool.engine.model.pooling import default_pooling
 from scorepool.engine.model.prefix_store import PrefixStore
@@ -86,7 +87,11 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
     model, config, position_limit = load_checked(folder, settings.dtype, checks_settings=False, ranks=ranks)
     mx.set_cache_limit(memory_budget.CACHE_LIMIT_BYTES)
     tapped = split_model(model)
-    split = AdapterBank(model, tapped)
+    adapted = AdapterBank(model, tapped)
+    stored = checkpoint.stored_tensors(folder) if config.get("vision_config") else {}
+    images = open_images(folder, config, model, adapted, stored, chat.tokenizer, checkpoint.main_dtype(model), settings)
+    split = images.split or adapted
+    chat.images, chat.images_unsupported = images.codec, images.unsupported
     head = None if classified is None else classifier.load_head(checkpoint.stored_tensors(folder), classified, tapped)
     vocab_size = count_logits(model)
     refuse_small_vocabulary(vocab_size, chat.tokenizer.token_ids)  # config.json may leave vocab_size out
@@ -101,7 +106,8 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
     batch, self_test = choose_batch(model, split, vocab_size, settings.mode, context_length, speculates)
     whole_prompts = _reason_for_whole_prompts(batch, scorer, model, split, vocab_size)
     models = [model] if draft_model is None else [model, draft_model]
-    cache_sizes, num_bytes = memory_budget.cache_sizes(*models), memory_budget.weights_bytes(*models)
+    towers = [] if images.tower is None else [images.tower]
+    cache_sizes, num_bytes = memory_budget.cache_sizes(*models), memory_budget.weights_bytes(*models, *towers)
     model_info = ModelInfo(
         fingerprint=checkpoint.fingerprint(folder),
         weights_version=settings.weights_version,
@@ -125,6 +131,8 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
         draft_context_length=0 if scorer is None else scorer.context_length,
         classifier=classified,
         pooling=None if classified else default_pooling(folder, config, tapped),
+        images=None if images.codec is None else images.codec.family,
+        images_unsupported=images.unsupported,
     )
     model_info = replace(model_info, verification=_verify(model_info, folder, settings))
     log.info("serves %s: %s", settings.model, model_info.summary())
@@ -133,7 +141,7 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
         batch = LeadingBatch(batch, ranks) if ranks.rank == 0 else batch
     if head is not None:
         return ClassifierRunner(batch, head, model_info, chat.tokenizer, chat)
-    adapters = None if ranks else AdapterHost(split, model, Path(settings.weights_folder or folder))
+    adapters = None if ranks else AdapterHost(adapted, model, Path(settings.weights_folder or folder))
     draft = draft if batch.can_speculate else None
     store = _open_prefix_store(settings, model_info, model) if batch.can_share else None
     scorer = scorer if whole_prompts is None else None

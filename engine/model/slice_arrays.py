@@ -26,7 +26,7 @@ def forward_row(backbone: BackboneAndHead, slice_: Slice, cache: Cache) -> mx.ar
         hidden = backbone.forward_hidden(mx.array([token_ids_of(slice_)]), cache, [slice_.sequence])
         kv_cache.set_next_position(cache, slice_.end)
         return hidden
-    return backbone.forward_hidden(mx.array([token_ids_of(slice_)]), cache, [slice_.sequence])
+    return backbone.forward_hidden(mx.array([token_ids_of(slice_)]), cache, [slice_.sequence], [slice_.start])
 
 
 def initial_cache(slice_: Slice, model: Any) -> Cache:

@@ -11,7 +11,8 @@ A prefix is computed once two sequences have begun with it, together or one afte
 once costs no memory. Computed prefixes are kept within `max_bytes`; the least recently used is evicted first. No cache
 is ever rolled back, because recurrent caches and sliding windows cannot be: a sequence continues from the end of a
 computed prefix, or computes all of it. Each adapter has a tree of its own, because its caches are others, and so has
-each scope, whose prompts must not be recognised by the time that they take.
+each scope, whose prompts must not be recognised by the time that they take. So have the images that a sequence shows,
+which stand behind equal tokens.
 
 A store keeps computed prefixes of the base model beyond that: a prefix that it holds is loaded instead of computed. It
 gets one when the engine has nothing else to do, and those that are evicted.
@@ -23,7 +24,7 @@ from scorepool.engine.adapter import Adapter
 from scorepool.engine.scheduling.prefix_stats import PrefixCounts, PrefixStats, TierStats
 from scorepool.engine.sequence import Sequence
 
-Key = tuple[Adapter | None, str | None]  # adapter, None being the base model; scope
+Key = tuple[Adapter | None, str | None, tuple[str, ...]]  # adapter, None being the base model; scope; images
 MIN_TOKENS = 16  # a shorter prefix is not worth a forward pass of its own
 MIN_SAVED_TOKENS = 64  # over all sequences that were seen to begin with the prefix
 MIN_STORED_TOKENS = 256  # a shorter prefix is computed sooner than it is read
@@ -119,8 +120,8 @@ class PrefixCache:
         self._max_tree_tokens = max_tree_tokens
         self._num_tokens = 0
         self._base = Prefix(None, [])  # of the base model, and of no scope
-        self._roots: dict[Key, Prefix] = {(None, None): self._base}
-        self._keys: dict[Prefix, Key] = {self._base: (None, None)}  # of the roots
+        self._roots: dict[Key, Prefix] = {(None, None, ()): self._base}
+        self._keys: dict[Prefix, Key] = {self._base: (None, None, ())}  # of the roots
         self._waiting: dict[Sequence, Prefix] = {}  # all tokens that the sequence may share
         # The nodes where the shareable tokens of some sequence end, least recently used first.
         self._ends: dict[Prefix, None] = {}
@@ -136,7 +137,8 @@ class PrefixCache:
         token_ids = sequence.token_ids[: sequence.first_predictor + 1]
         if len(token_ids) < MIN_TOKENS:
             return
-        root = self._root_for((sequence.adapter, sequence.prefix_scope))
+        digests = tuple(image.digest for image in sequence.images)
+        root = self._root_for((sequence.adapter, sequence.prefix_scope, digests))
         if self.store and root is self._base and (length := self.store.longest(token_ids)):
             self._add_path(root, token_ids[:length]).is_stored = True
         end = self._add_path(root, token_ids)

@@ -15,8 +15,10 @@ that the next step cannot be scheduled before.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 
+from scorepool.engine.images import PlacedImage
 from scorepool.engine.scheduling.kv_budget import KVBudget
 from scorepool.engine.scheduling.packing import pack_forwards
 from scorepool.engine.scheduling.policy import PrefillPolicy
@@ -210,7 +212,9 @@ class Scheduler:
             if self.chunked_prefill is not None and self.chunked_prefill.fills_prefix in missing:
                 return
             for prefix in missing:
-                internal = Sequence(token_ids=prefix.token_ids, share=sequence.share)
+                internal = Sequence(
+                    token_ids=prefix.token_ids, share=sequence.share, images=_images_of(sequence, prefix)
+                )
                 internal.adapter = sequence.adapter
                 yield Slice.prefill(internal, cached, fills_prefix=prefix)
                 cached = prefix
@@ -246,6 +250,12 @@ class Scheduler:
         self.waiting.remove(sequence)
         if self.prefix_cache:
             self.prefix_cache.remove(sequence)
+
+
+def _images_of(sequence: Sequence, prefix: Prefix) -> tuple[PlacedImage, ...]:
+    """Return the images in the tokens of a prefix; the last one may be cut."""
+    begun = [image for image in sequence.images if image.start < prefix.length]
+    return tuple(replace(image, end=min(image.end, prefix.length)) for image in begun)
 
 
 def _count_cached(sequence: Sequence, prefill: Slice) -> None:

@@ -12,7 +12,7 @@ from scorepool.sdk.errors import JobFailed, MixedResults, ScorepoolError
 
 T = TypeVar("T")
 Pair = tuple[str, str] | tuple[list[int], list[int]]  # a prompt and a completion, both text or both token ids
-Item = Pair | str | list[int]
+Item = Pair | str | list[int] | wire.ScoreItem
 ItemsRequest = wire.Score | wire.Classify | wire.Embed  # a compare job is a score job too
 # What to classify: a text, token ids, or a chat, whose messages may be dicts.
 ClassifyInput = str | list[int] | list[wire.Message] | list[dict[str, Any]]
@@ -43,6 +43,8 @@ def score_requests(model: str, items: Iterable[Item], options: ScoreOptions) -> 
 def to_item(item: Item, position: int) -> wire.ScoreItem:
     """Return a pair or a completion as an item. Raises TypeError."""
     match item:
+        case wire.ScoreItem():
+            return item
         case (str(), str()) | (list(), list()) if isinstance(item, tuple):
             return wire.ScoreItem(prompt=item[0], completion=item[1])
         case str():

@@ -1,8 +1,13 @@
 """Put the images of a request into its texts and their tokens. Pure."""
 
+from collections.abc import Sequence
+
 from scorepool import wire
-from scorepool.engine import ChatCodec
-from scorepool.worker.inference.text_lengths import invalid_request
+from scorepool.engine import ChatCodec, InvalidRequest
+from scorepool.engine.images import PlacedImage, expand
+from scorepool.worker.inference.text_lengths import Steps, invalid_request
+
+CHARACTERS_PER_IMAGE = 65_536  # that are encoded in the time in which an image is decoded, about
 
 
 def check_images(request: wire.Request, codec: ChatCodec) -> None:
@@ -12,3 +17,36 @@ def check_images(request: wire.Request, codec: ChatCodec) -> None:
     for field, _ in wire.images_of(request):
         reason = codec.images_unsupported or "it is a model of texts"
         raise invalid_request(field, f"the model takes no images: {reason}")
+
+
+def with_markers(text: str, images: Sequence[wire.Image], codec: ChatCodec) -> str:
+    """Return a text with the model's marker in the place of each image."""
+    if not images or codec.images is None:
+        return text
+    pieces, last = [], 0
+    for image in images:
+        pieces += [text[last : image.at], codec.images.marker]
+        last = image.at
+    return "".join((*pieces, text[last:]))
+
+
+def expand_markers(
+    token_ids: list[int], images: Sequence[tuple[str, wire.Image]], codec: ChatCodec
+) -> Steps[tuple[list[int], tuple[PlacedImage, ...]]]:
+    """Put the tokens of images, given with their fields, where their markers are. Raises JobError."""
+    if not images or codec.images is None:
+        return token_ids, ()
+    for field, image in images:
+        yield CHARACTERS_PER_IMAGE
+        try:
+            codec.images.image_token_ids(image.data)
+        except InvalidRequest as error:
+            raise invalid_request(field, error.message) from error
+    try:
+        return expand(codec.images, token_ids, [image.data for _, image in images])
+    except ValueError as error:
+        raise invalid_request(
+            images[0][0],
+            f"expected a text that shows each image once where the model's marker {codec.images.marker!r} is, found "
+            f"{error}: the chat template shows no images, or the text holds the marker itself",
+        ) from None

@@ -8,7 +8,9 @@ from typing import Literal
 from scorepool import wire
 from scorepool.engine import ChatCodec, Pooling, Sequence, Targets, Tokenizer
 from scorepool.engine.errors import ContextLengthExceeded, EngineError, InvalidRequest
+from scorepool.engine.images import PlacedImage
 from scorepool.worker.inference.engine_errors import map_engine_error
+from scorepool.worker.inference.images import expand_markers, with_markers
 from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.template_messages import to_template_messages
 from scorepool.worker.inference.text_lengths import (
@@ -23,12 +25,12 @@ from scorepool.worker.inference.text_lengths import (
 from scorepool.worker.rq.errors import JobError
 
 
-def to_scored(request: wire.Score, tokenizer: Tokenizer, context_length: int) -> Steps[list[PreparedSequence]]:
+def to_scored(request: wire.Score, codec: ChatCodec, context_length: int) -> Steps[list[PreparedSequence]]:
     prepared = []
     for index, pair in enumerate(request.pairs()):
         what = f"items[{index}]"
         try:
-            each = yield from _to_scored_sequence(request, pair, tokenizer, context_length, what)
+            each = yield from _to_scored_sequence(request, index, pair, codec, context_length, what)
         except _ITEM_ERRORS as error:
             prepared.append(_failed(request, error))
             continue
@@ -51,16 +53,26 @@ def _failed(request: wire.Score | wire.Classify, error: EngineError | JobError) 
 
 def _to_scored_sequence(
     request: wire.Score,
+    index: int,
     pair: tuple[str | list[int], str | list[int]],
-    tokenizer: Tokenizer,
+    codec: ChatCodec,
     context_length: int,
     what: str,
 ) -> Steps[PreparedSequence]:
     prompt, completion = pair
+    tokenizer = codec.tokenizer
+    images: tuple[PlacedImage, ...] = ()
     if isinstance(prompt, str) and isinstance(completion, str):
         yield from check_length((prompt, completion), tokenizer, _most_encoded(request, context_length), what)
         yield 2 * len(prompt) + len(completion)
-        token_ids, num_prompt_tokens, bos_added = tokenizer.encode_pair(prompt, completion)
+        item = request.items[index]
+        shown = request.images_of(item)
+        token_ids, num_prompt_tokens, bos_added = tokenizer.encode_pair(with_markers(prompt, shown, codec), completion)
+        num_markers = len(token_ids)
+        field = "images" if item.prompt is None else f"{what}.images"
+        fields = [(f"{field}[{number}]", image) for number, image in enumerate(shown)]
+        token_ids, images = yield from expand_markers(token_ids, fields, codec)
+        num_prompt_tokens += len(token_ids) - num_markers
     elif isinstance(prompt, list) and isinstance(completion, list):
         token_ids, num_prompt_tokens, bos_added = prompt + completion, len(prompt), False
     else:
@@ -70,6 +82,7 @@ def _to_scored_sequence(
     token_ids, num_prompt_tokens = token_ids[kept.start : kept.stop], max(0, num_prompt_tokens - kept.start)
     sequence = Sequence(
         token_ids=token_ids,
+        images=images,
         score_from=0 if request.score == "all" else num_prompt_tokens,
         fails_alone=request.on_item_error == "report",
         top_logprobs=request.top_logprobs,

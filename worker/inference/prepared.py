@@ -49,6 +49,7 @@ class PreparedSequence:
         sequence = self.sequence
         recomputed = Sequence(
             token_ids=list(sequence.token_ids),
+            images=sequence.images,
             score_from=sequence.num_input_tokens,
             temperature=sequence.temperature,
             share=sequence.share,

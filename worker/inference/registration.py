@@ -35,6 +35,8 @@ def served_model_of(
         worker=worker,
         classifier=_classifier_of(model_info),
         pooling=model_info.pooling,
+        images=model_info.images,
+        images_unsupported=model_info.images_unsupported,
         aliases=aliases,
         created=int(REDIS_CLOCK.now_s()),
         tokenizer=TokenizerInfo(

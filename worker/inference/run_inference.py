@@ -135,6 +135,7 @@ class InferenceRunner:
         job.work = max(1.0, work_of(result, prepared))
         is_computed = not result.stamp.cached_items and run.request.adapter is None  # others have other adapters
         is_score = isinstance(run.request, wire.Score) and not isinstance(run.request, wire.Compare)
+        is_score = is_score and not any(each.sequence.images for each in prepared)  # another worker is sent tokens only
         if self.crosschecker is not None and isinstance(run.request, wire.Score) and is_score and is_computed:
             self.crosschecker.offer(job, prepared, run.request.temperature, result)
         return result

@@ -16,7 +16,7 @@ def to_template_messages(messages: Sequence[wire.Message]) -> list[dict[str, Any
 
 
 def _to_template_message(message: wire.Message, name_of_call: Mapping[str, str]) -> dict[str, Any]:
-    converted: dict[str, Any] = {"role": message.role, "content": message.content}
+    converted: dict[str, Any] = {"role": message.role, "content": _content(message)}
     name = message.name
     if name is None and message.role == "tool":
         name = name_of_call.get(message.tool_call_id or "")
@@ -34,6 +34,19 @@ def _to_template_message(message: wire.Message, name_of_call: Mapping[str, str])
             for call in message.tool_calls
         ]
     return converted
+
+
+def _content(message: wire.Message) -> str | list[dict[str, str]]:
+    """Return a message's text; with images, texts and images in their order, as OpenAI's parts."""
+    if not message.images:
+        return message.content
+    parts: list[dict[str, str]] = []
+    last = 0
+    for image in message.images:
+        parts += [{"type": "text", "text": message.content[last : image.at]}, {"type": "image"}]
+        last = image.at
+    parts.append({"type": "text", "text": message.content[last:]})
+    return [part for part in parts if part.get("text") != ""]
 
 
 def to_template_tool(tool: wire.Tool) -> dict[str, Any]:

@@ -8,16 +8,17 @@ To add a kind of job, add a branch to `to_sequences` and one to `to_result` in r
 
 import hashlib
 from collections.abc import Sequence as Items
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from scorepool import wire
 from scorepool.engine import ChatCodec, Pooling, Sampling, Sequence, Targets
+from scorepool.engine.images import PlacedImage
 from scorepool.wire.request_fields import DEFAULT_KEEP_PCT
 from scorepool.worker.inference.chat_answer import ChatPrompt
 from scorepool.worker.inference.exclusions import Exclusions, exclusions_of
-from scorepool.worker.inference.images import check_images
+from scorepool.worker.inference.images import check_images, expand_markers, with_markers
 from scorepool.worker.inference.items import to_classified, to_embedded, to_scored
 from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.structured_outputs import callable_tools, constraints_of
@@ -73,14 +74,15 @@ def to_sequences(
     """
     check_images(request, codec)
     if isinstance(request, wire.Tokenize):
-        token_ids, bos_added, _ = yield from _encode_prompt(request, codec, max(context_length, MAX_TOKENIZED))
-        return [PreparedSequence(Sequence(token_ids=token_ids), len(token_ids), False, bos_added)]
+        prompt = yield from _encode_prompt(request, codec, max(context_length, MAX_TOKENIZED))
+        token_ids = prompt.token_ids
+        return [PreparedSequence(Sequence(token_ids=token_ids), len(token_ids), False, prompt.bos_added)]
     if isinstance(request, wire.Embed):
         return (yield from to_embedded(request, codec.tokenizer, context_length, pooling))
     if isinstance(request, wire.Classify):
         return (yield from to_classified(request, codec, context_length))
     if isinstance(request, wire.Score):
-        prepared = yield from to_scored(request, codec.tokenizer, context_length)
+        prepared = yield from to_scored(request, codec, context_length)
     else:
         prepared = yield from _to_generated(request, codec, context_length, owner)
     num_tokens = [_num_reported(each.sequence) for each in prepared]
@@ -104,7 +106,8 @@ def _to_generated(
     request: wire.Generate, codec: ChatCodec, context_length: int, owner: str
 ) -> Steps[list[PreparedSequence]]:
     most_encoded = context_length if request.truncate is None else max(context_length, MAX_TOKENIZED)
-    given_ids, bos_added, chat_prompt = yield from _encode_prompt(request, codec, most_encoded)
+    prompt = yield from _encode_prompt(request, codec, most_encoded)
+    given_ids, chat_prompt = prompt.token_ids, prompt.chat_prompt
     num_free = _num_free(request, len(given_ids), context_length)
     is_text = isinstance(request.prompt, str)
     prompt_ids = cut_prompt(given_ids, request, codec.tokenizer, max(1, context_length - num_free), is_text=is_text)
@@ -123,6 +126,7 @@ def _to_generated(
     for index, constraint in enumerate(constraints_of(request, chat_prompt, codec, owner)):
         sequence = Sequence(
             token_ids=list(prompt_ids),
+            images=prompt.images,
             score_from=_score_from(request, len(prompt_ids), max_tokens),
             top_logprobs=request.top_logprobs,
             targets=None if request.targets is None else Targets([request.targets], is_shared=True),
@@ -141,7 +145,7 @@ def _to_generated(
                 sequence,
                 len(prompt_ids),
                 not has_given_ids,
-                bos_added,
+                prompt.bos_added,
                 chat_prompt,
                 skipped_ids,
                 request.target_bytes,
@@ -212,24 +216,30 @@ def _score_from(request: wire.Generate, num_input_tokens: int, max_tokens: int) 
     return num_input_tokens - 1 if max_tokens == 0 else None
 
 
-def _encode_prompt(
-    request: wire.Generate | wire.Tokenize, codec: ChatCodec, max_tokens: int
-) -> Steps[tuple[list[int], bool, ChatPrompt | None]]:
-    """Return the prompt's token ids, whether BOS was added to them, and the ChatPrompt if the prompt is a chat."""
+class _EncodedPrompt(NamedTuple):
+    token_ids: list[int]
+    bos_added: bool
+    chat_prompt: ChatPrompt | None = None  # if the prompt is a chat
+    images: tuple[PlacedImage, ...] = ()
+
+
+def _encode_prompt(request: wire.Generate | wire.Tokenize, codec: ChatCodec, max_tokens: int) -> Steps[_EncodedPrompt]:
     if request.messages is not None:
         return (yield from _encode_chat(request, request.messages, codec, max_tokens))
     if isinstance(request.prompt, str):
         yield from check_length([request.prompt], codec.tokenizer, max_tokens, "prompt")
         yield len(request.prompt)
-        token_ids, bos_added = codec.tokenizer.encode(request.prompt, request.add_bos)
+        given = request.images if isinstance(request, wire.Generate) else []
+        token_ids, bos_added = codec.tokenizer.encode(with_markers(request.prompt, given, codec), request.add_bos)
+        token_ids, images = yield from expand_markers(token_ids, [*wire.images_of(request)], codec)
         check_num_tokens(len(token_ids), max_tokens, "prompt")
-        return token_ids, bos_added, None
-    return list(request.prompt or ()), False, None
+        return _EncodedPrompt(token_ids, bos_added, images=images)
+    return _EncodedPrompt(list(request.prompt or ()), False)
 
 
 def _encode_chat(
     request: wire.Generate | wire.Tokenize, messages: Items[wire.Message], codec: ChatCodec, max_tokens: int
-) -> Steps[tuple[list[int], bool, ChatPrompt]]:
+) -> Steps[_EncodedPrompt]:
     _check_template(request, codec)
     template_messages = to_template_messages(messages)
     tools = [to_template_tool(tool) for tool in request.tools]
@@ -243,9 +253,10 @@ def _encode_chat(
     yield from check_length([text], codec.tokenizer, max_tokens, "the rendered chat")
     yield len(text)
     token_ids, prompt_ids = codec.encode_rendered(text, generation_prompt)
+    token_ids, images = yield from expand_markers(token_ids, [*wire.images_of(request)], codec)
     check_num_tokens(len(token_ids), max_tokens, "the rendered chat")
     chat_prompt = ChatPrompt(prompt_ids, may_call, keep_special_tokens)
-    return token_ids, token_ids[:1] == [codec.tokenizer.bos_id], chat_prompt
+    return _EncodedPrompt(token_ids, token_ids[:1] == [codec.tokenizer.bos_id], chat_prompt, images)
 
 
 def _check_template(request: wire.Generate | wire.Tokenize, codec: ChatCodec) -> None:

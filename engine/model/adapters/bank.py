@@ -92,7 +92,11 @@ class AdapterBank:
         del self._model, self._backbone
 
     def forward_hidden(
-        self, token_ids: mx.array, cache: list[Any] | None = None, sequences: list[Sequence] | None = None
+        self,
+        token_ids: mx.array,
+        cache: list[Any] | None = None,
+        sequences: list[Sequence] | None = None,
+        starts: list[int] | None = None,
     ) -> mx.array:
         """Return hidden states; each row's are computed with its sequence's adapter. See BackboneAndHead."""
         if not self._slots or sequences is None:

@@ -7,12 +7,12 @@ messages ──template──► ids + generation prompt ──► model ──�
 
 from collections.abc import Sequence
 
+from scorepool.engine.images import ImageCodec
 from scorepool.engine.text.chat.chat_format import ChatTags, detect_chat_format
 from scorepool.engine.text.chat.grammar_compiler import GrammarCompiler
 from scorepool.engine.text.chat.output_parser import OutputParser, Span
 from scorepool.engine.text.chat.template import NO_VARIABLES, ChatTemplate, Message, Variables
 from scorepool.engine.text.chat.tool_parser import ParsedCall, Tool, parse_text, parse_tool_calls
-from scorepool.engine.text.image_codec import ImageCodec
 from scorepool.engine.text.tokenizer import Tokenizer
 
 

@@ -24,7 +24,7 @@ DIGEST_BYTES = 32
 
 # The inputs of a sequence that decide its values are all but these, so that a new one is not forgotten.
 _NOT_OPTIONS = {
-    *("token_ids", "targets", "sampling"),  # digested in their own way
+    *("token_ids", "targets", "sampling", "images"),  # digested in their own way
     *("constraint", "classify", "pooling", "keep_pct"),  # such a sequence is not kept
     *("share", "fails_alone", "prefix_scope"),  # who waits for it
     *("speculation", "speculation_tokens"),  # they change no number
@@ -81,6 +81,8 @@ def update_digest(digest: "hashlib.blake2b", sequence: Sequence, sampling: objec
     """Digest what is asked of a sequence; `sampling` is what of its parameters counts."""
     digest.update(_encode((_options(sequence), sampling, sequence.num_input_tokens)))
     digest.update(pack_ints(sequence.token_ids[: sequence.num_input_tokens]))
+    for image in sequence.images:
+        digest.update(_encode((image.digest, image.start, image.end)))
     for part in _targets(sequence.targets):
         digest.update(part)
 

@@ -1,0 +1,35 @@
+"""Compute the features of images, and keep those of the last ones within a bounded memory. On the MLX thread."""
+
+from collections import OrderedDict
+
+import mlx.core as mx
+
+from scorepool.engine.images import PlacedImage
+from scorepool.engine.vision.codec import ImageProcessor
+from scorepool.engine.vision.family import FamilyTower
+
+MAX_BYTES = 2**27
+
+
+class ImageEncoder:
+    """The vision tower of one model."""
+
+    def __init__(self, tower: FamilyTower, processor: ImageProcessor) -> None:
+        """Start without features."""
+        self._tower, self._processor = tower, processor
+        self.marker_id = processor.marker_id
+        self._kept: OrderedDict[str, mx.array] = OrderedDict()  # by the image's digest, least recently used first
+        self._num_bytes = 0
+
+    def features(self, image: PlacedImage) -> mx.array:
+        """Return [n, width]: a feature for each token of the image that has none of its own."""
+        found = self._kept.get(image.digest)
+        if found is None:
+            found = self._kept[image.digest] = self._tower.encode(self._processor.process(image.data))
+            mx.eval(found)
+            self._num_bytes += found.nbytes
+        self._kept.move_to_end(image.digest)
+        while self._num_bytes > MAX_BYTES and len(self._kept) > 1:
+            _, dropped = self._kept.popitem(last=False)
+            self._num_bytes -= dropped.nbytes
+        return found

@@ -1,0 +1,45 @@
+"""What a module of a family of vision-language models has: the classes `Images` and `Tower`.
+
+The first lives as long as the model is served, and the second as long as its weights do.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn.layers.base import Module
+from PIL.Image import Image
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedImage:
+    """An image as the vision tower takes it, and the tokens that stand for it in a text."""
+
+    arrays: dict[str, np.ndarray[Any, Any]]
+    token_ids: list[int]
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that it takes, about."""
+        return sum(array.nbytes for array in self.arrays.values()) + 8 * len(self.token_ids)
+
+
+class FamilyImages(Protocol):
+    """A checkpoint's settings of images. Any thread; no MLX. Made of the folder, the configuration, the tokenizer."""
+
+    name: str
+    marker: str
+    marker_id: int  # the marker's token, and the one whose embedding is replaced by a feature
+
+    def process(self, image: Image) -> ProcessedImage:
+        """Resize and normalise an image as the checkpoint's processor does."""
+
+
+class FamilyTower(Protocol):
+    """A checkpoint's vision tower. On the MLX thread. Made of the configuration, the stored tensors, the dtype."""
+
+    module: Module  # its weights
+
+    def encode(self, processed: ProcessedImage) -> mx.array:
+        """Return the features [n, width] of an image, one for each `marker_id` of its tokens."""

@@ -1,0 +1,98 @@
+"""Images through every process: OpenAI's SDK and native jobs, on a tiny model of texts and images."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from scorepool import Client, Image, JobFailed, Message, ScoreItem
+from scorepool.local.demo import free_port
+from scorepool.local.stack import Stack
+from tests.images import image_bytes, image_part
+
+pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
+from tests.tiny_vision import VisionOracle, build_mistral3
+
+ONE, OTHER = image_bytes(32, 24), image_bytes(20, 30, shade=50, kind="JPEG")
+
+
+@pytest.fixture(scope="module")
+def vision(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, VisionOracle]:
+    folder = tmp_path_factory.mktemp("mistral3")
+    return folder, build_mistral3(folder)
+
+
+@pytest.fixture(scope="module")
+def seeing(vision: tuple[Path, VisionOracle], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    state = tmp_path_factory.mktemp("stack")
+    environ = {"SCOREPOOL_PORT": str(free_port()), "SCOREPOOL_RESULT_CACHE_BYTES": str(2**24)}
+    with Stack([f"see={vision[0]}"], state=state, environ=environ, logs=state) as stack:
+        yield stack
+
+
+def test_openais_sdk_shows_images_in_a_chat(seeing: Stack, vision: tuple[Path, VisionOracle]):
+    oracle = vision[1]
+    parts: list[Any] = [
+        {"type": "text", "text": "the fox "},
+        image_part(ONE),
+        {"type": "text", "text": " and "},
+        image_part(OTHER),
+        {"type": "text", "text": "?"},
+    ]
+    with OpenAI(base_url=f"{seeing.url}/v1", api_key="unused", max_retries=0) as sdk:
+        listed = sdk.models.list().model_dump()
+        assert [model["images"] for model in listed["models"]] == ["mistral3"]
+        answer = sdk.chat.completions.create(
+            model="see", messages=[{"role": "user", "content": parts}], max_tokens=6, temperature=0, logprobs=True,
+            extra_body={"return_token_ids": True},
+        )  # fmt: skip
+        with pytest.raises(openai.BadRequestError, match="cannot be decoded"):
+            sdk.chat.completions.create(
+                model="see", messages=[{"role": "user", "content": [image_part(ONE[:60])]}], max_tokens=1
+            )
+    prompt = oracle.token_ids("<bos><|user|>\nthe fox [IMG] and [IMG]?<|assistant|>\n", [ONE, OTHER])
+    assert answer.usage.prompt_tokens == len(prompt)
+    token_ids = answer.choices[0].token_ids
+    logprobs = oracle.logprobs([*prompt, *token_ids], [ONE, OTHER])
+    assert token_ids == logprobs[len(prompt) - 1 : -1].argmax(axis=-1).tolist()
+    for place, entry in enumerate(answer.choices[0].logprobs.content):
+        assert abs(entry.logprob - logprobs[len(prompt) - 1 + place, token_ids[place]]) < 1e-4
+
+
+def test_native_jobs_score_texts_given_images(seeing: Stack, vision: tuple[Path, VisionOracle]):
+    oracle = vision[1]
+    items, one, other = [" jumps", " sleeps"], Image(data=ONE, at=3), Image(data=OTHER, at=3)
+    with Client(seeing.url) as client:
+        first = client.score("see", items, prompt="It is ", images=[one])
+        second = client.score("see", items, prompt="It is ", images=[other])
+        asked = (client.score("see", items, prompt="It is ", images=[one]) for _ in range(50))
+        third = next(result for result in asked if result.stamp.cached_items == 2)  # once it is written
+        item = ScoreItem(prompt="It is ", images=[one], completion=" jumps")
+        fourth = client.score("see", [item], cache=False)
+        with pytest.raises(JobFailed, match="the text holds the marker itself"):
+            client.score("see", ["a"], prompt="[IMG] b", images=[Image(data=ONE)])
+    assert not second.stamp.cached_items
+    assert fourth.sequences[0].logprobs == pytest.approx(first.sequences[0].logprobs, abs=1e-5)
+    for result, image in ((first, ONE), (second, OTHER), (third, ONE)):
+        for sequence, word in zip(result.sequences, ("jumps", "sleeps"), strict=True):
+            token_ids = oracle.token_ids(f"<bos>It [IMG]is  {word}", [image])
+            assert token_ids[-len(sequence.token_ids) :] == sequence.token_ids
+            logprobs = oracle.logprobs(token_ids, [image])
+            for place in range(1, len(sequence.token_ids) + 1):
+                found = sequence.logprobs[len(sequence.token_ids) - place]
+                assert abs(found - logprobs[-place - 1, token_ids[-place]]) < 1e-4
+
+
+def test_native_generations_show_images(seeing: Stack):
+    with Client(seeing.url) as client:
+        options: dict[str, Any] = {"max_tokens": 5, "temperature": 0, "recompute": True, "ignore_eos": True}
+        prompted = client.generate("see", "the [fox", images=[Image(data=ONE, at=4)], **options)
+        chat = [Message(role="user", content="the fox", images=[Image(data=ONE, at=4)])]
+        answered = client.generate("see", messages=chat, **options)
+        for result in (prompted, answered):
+            [sequence] = result.sequences
+            assert sequence.recomputed_logprobs == pytest.approx(sequence.logprobs, abs=1e-4)
+        assert len(client.tokenize("see", messages=chat).token_ids) == answered.usage.prompt_tokens

@@ -16,6 +16,7 @@ Three ways to run sequences:
 """
 
 import sys
+from collections.abc import Callable
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -41,11 +42,15 @@ MAX_CPU_QUERIES = 256  # tokens of one row that a CPU runs at a time
 TILE = 64  # tokens in every forward pass of BatchInvariant
 
 
+OnPrompt = Callable[[list[Slice], mx.array], None]  # slices, and their hidden states [rows, longest, width]
+
+
 class BatchRunner(Protocol):
     """A way to run forward passes. No method waits for the device: results are being computed, or lazy."""
 
     can_share: bool  # sequences can continue from a computed prefix
     can_speculate: bool  # `decode` takes proposed tokens, and `drop_rejected` those that were rejected
+    on_prompt: OnPrompt | None  # is given the hidden states of prompts that generate
 
     def prefill(self, slices: list[Slice]) -> mx.array:
         """Return hidden states [n, width] of the slices' predictors, in order. Keep the caches for later steps."""
@@ -85,6 +90,7 @@ class PaddedBatch:
         """Start without sequences."""
         self._pads_prompts = pads_prompts
         self.can_share = can_share and kv_cache.can_be_shared(kv_cache.new(model))
+        self.on_prompt: OnPrompt | None = None
         self.can_speculate = kv_rollback.can_drop_step(kv_cache.new(model))
         self._model = model
         self._backbone = backbone_and_head
@@ -175,6 +181,8 @@ class PaddedBatch:
         for piece in cut(slice_, self._max_queries):
             mx.eval(hidden_of_predictors[-1:])  # otherwise several pieces take their memory at once
             hidden = forward_row(self._backbone, piece, cache)
+            if self.on_prompt is not None and hidden is not None:
+                self.on_prompt([piece], hidden)
             hidden_of_predictors.append(start_computing(select_predictors([piece], hidden), cache))
         if not slice_.completes_prefill:
             self._chunked[slice_.sequence] = cache
@@ -194,6 +202,8 @@ class PaddedBatch:
         if is_padded:
             kv_cache.begin_right_padding(cache, lengths)
         hidden = self._forward(slices, cache)
+        if self.on_prompt is not None and hidden is not None:
+            self.on_prompt(slices, hidden)
         if is_padded:
             kv_cache.end_right_padding(cache)
         self._join([slice_.sequence for slice_ in slices], cache)
@@ -222,6 +232,7 @@ class SequentialBatch:
     def __init__(self, model: Any, backbone_and_head: BackboneAndHead, can_share: bool = True) -> None:
         """Start without sequences."""
         self.can_share = can_share and kv_cache.can_be_shared(kv_cache.new(model))
+        self.on_prompt: OnPrompt | None = None
         self.can_speculate = True
         self._model = model
         self._backbone = backbone_and_head
@@ -276,6 +287,8 @@ class SequentialBatch:
         cache = self._caches.pop(slice_.sequence, None) or initial_cache(slice_, self._model)
         token_ids = mx.array([token_ids_of(slice_)])
         hidden = self._forward(token_ids, cache, slice_.sequence, [slice_.start]) if slice_.num_tokens else None
+        if self.on_prompt is not None and hidden is not None:
+            self.on_prompt([slice_], hidden)
         if slice_.fills_prefix and slice_.completes_prefill and hidden is not None:
             start_computing(hidden, fill_prefix(slice_.fills_prefix, cache, hidden[0, -1:]))
         elif slice_.keeps_cache:
@@ -308,6 +321,7 @@ class BatchInvariant:
         self.can_share = can_share and kv_cache.can_be_shared(kv_cache.new(model))
         self._model = model
         self._backbone = backbone_and_head
+        self.on_prompt: OnPrompt | None = None
         self.can_speculate = True
         self._context_length = context_length
         self._caches: dict[Sequence, Cache] = {}  # of the full tiles
@@ -352,6 +366,8 @@ class BatchInvariant:
             tiles.append(tile)
             start = end
         hidden = mx.concatenate(tiles)[None, slice_.start - first :] if tiles else None
+        if self.on_prompt is not None and hidden is not None:
+            self.on_prompt([slice_], hidden)
         if slice_.fills_prefix and slice_.completes_prefill and hidden is not None:
             last_hidden = hidden[0, slice_.num_tokens - 1 : slice_.num_tokens]
             start_computing(last_hidden, fill_prefix(slice_.fills_prefix, cache, last_hidden))

@@ -6,8 +6,8 @@
     the head says     sampled since      first proposed      second proposed
 
 The head keeps keys and values of its own, from hidden states of the model only: those of what it has proposed are
-dropped at once. A row begins with the hidden state of its prompt's last token, so the head sees the prompt through the
-model's hidden states alone.
+dropped at once. A row begins with its prompt, or what follows a prefix that was computed before, at most MAX_MISSING
+tokens of it.
 """
 
 import gc
@@ -26,9 +26,11 @@ from scorepool.engine.model.kv_cache import Cache
 from scorepool.engine.model.mtp_layouts import Layout
 from scorepool.engine.sampling.query import LogprobQuery
 from scorepool.engine.scheduling.proposals import Proposal
+from scorepool.engine.scheduling.slice import Slice
 from scorepool.engine.sequence import Sequence
 
-MAX_MISSING = 64  # hidden states that a row may lack; with more it begins anew with the last of them
+MAX_MISSING = 512  # hidden states that a row may lack; with more it begins anew with the last of them
+MAX_TOGETHER = 32  # that a row may lack and still run with the others
 
 
 class Head:
@@ -86,34 +88,37 @@ class _Row:
     """What is known of one sequence: hidden states of the model that are not in the head's cache."""
 
     first: int  # position of the first of them
+    end: int  # position after the last
     states: list[mx.array] = field(default_factory=list)  # [n, width]
 
-    @property
-    def end(self) -> int:
-        return self.first + sum(state.shape[0] for state in self.states)
+    def append(self, states: mx.array) -> None:
+        """Append the states of the next tokens."""
+        self.states.append(states)
+        self.end += states.shape[0]
 
     def keep_before(self, position: int) -> None:
         """Drop the states from a position on."""
         while self.states and self.end > position:
-            kept = self.states[-1].shape[0] - (self.end - position)
             last = self.states.pop()
-            if kept > 0:
-                self.states.append(last[:kept])
+            start = self.end - last.shape[0]
+            self.end = max(start, min(self.end, position))
+            if self.end > start:
+                self.states.append(last[: self.end - start])
 
-    def take(self) -> mx.array:
-        """Return the states [n, width], which go into the cache now."""
+    def take(self, num_kept: int = 0) -> mx.array:
+        """Return the states [n, width], which go into the cache now, or are dropped. Keep the last `num_kept`."""
         taken = mx.concatenate(self.states)
-        self.first, self.states = self.end, []
-        return taken
+        self.states = [mx.contiguous(taken[-num_kept:])] if num_kept else []  # else it holds all of them
+        self.first = self.end - num_kept
+        return taken[: taken.shape[0] - num_kept]
 
 
 class PredictionHead:
     """The head's caches of decoding sequences; see Draft. Must be used on the MLX thread."""
 
-    has_prefilled = False
-
     def __init__(self, head: Head) -> None:
         """Start without sequences."""
+        self.has_prefilled = False
         self._head = head
         self._known: WeakKeyDictionary[Sequence, _Row] = WeakKeyDictionary()
         self._cache: Cache = []
@@ -128,29 +133,28 @@ class PredictionHead:
         stop = 0
         for query in queries:
             stop += len(query.positions)
-            sequence, positions = query.sequence, query.sampled_positions
-            if not positions or sequence.proposes_by("mtp") != "mtp":
-                continue
-            start = positions.start - 1
-            row = self._known.get(sequence)
-            if row is None or row.end < start or row.first > start:
-                self._drop_rows([sequence])
-                row = self._known[sequence] = _Row(start)
-            row.keep_before(start)
-            row.states.append(rows[stop - len(positions) : stop])
-            if len(row.states) > 4 * MAX_MISSING:
-                self._keep_last(sequence, row)
+            if positions := query.sampled_positions:
+                self._append(query.sequence, positions.start - 1, rows[stop - len(positions) : stop])
+
+    def observe_prompt(self, slices: list[Slice], hidden: mx.array) -> None:
+        """Keep hidden states [rows, longest, width] of prompts, right-padded, whose rows may propose."""
+        for number, slice_ in enumerate(slices):
+            count = min(slice_.num_tokens, MAX_MISSING)
+            if count and slice_.sequence.sampling is not None:
+                last = slice_.num_tokens
+                states = mx.contiguous(hidden[number, last - count : last])  # else it holds those of all rows
+                self._append(slice_.sequence, slice_.end - count, states)
 
     def propose(self, sequences: list[Sequence], num_tokens: int) -> list[Proposal]:
         """Propose as many tokens for each sequence, none for one whose last hidden state is not known. Waits for them.
 
         The caches of all other sequences are dropped; their hidden states are not.
         """
+        self.has_prefilled = False
         asked = [one for one in sequences if self._prepare(one)]
         self._drop_rows([row for row in self._rows if row not in set(asked)])
         for sequence in asked:
-            if sequence not in self._rows:
-                self._join(sequence)
+            self._join(sequence)
         made = self._generate(num_tokens) if self._rows and num_tokens > 0 else {}
         return [made.get(sequence, Proposal()) for sequence in sequences]
 
@@ -178,15 +182,42 @@ class PredictionHead:
             self._keep_last(sequence, row)
         return True
 
+    def _append(self, sequence: Sequence, start: int, states: mx.array) -> None:
+        """Append the states of a row's tokens from position `start` on, in place of those that were there."""
+        if sequence.proposes_by("mtp") != "mtp":
+            return
+        row = self._known.get(sequence)
+        if row is None or row.end < start or row.first > start:
+            self._drop_rows([sequence])
+            row = self._known[sequence] = _Row(start, start)
+        row.keep_before(start)
+        row.append(states)
+        if len(row.states) > 2 * MAX_MISSING:
+            self._keep_last(sequence, row)
+
     def _keep_last(self, sequence: Sequence, row: _Row) -> None:
         """Let a row begin anew with its last hidden states."""
         self._drop_rows([sequence])
-        states = row.take()[-MAX_MISSING:]
-        mx.async_eval(states)  # else it holds all of those that were dropped
-        row.first, row.states = row.first - states.shape[0], [states]
+        row.take(num_kept=MAX_MISSING)
+        mx.async_eval(row.states)
 
     def _join(self, sequence: Sequence) -> None:
-        merged = kv_cache.merge([self._head.new_cache()])
+        """Let a row run with the others; many hidden states first run in a cache of its own, all but the last."""
+        row = self._known[sequence]
+        is_long = row.end - row.first > MAX_TOGETHER
+        if sequence in self._rows and not is_long:
+            return
+        cache = self._head.new_cache()
+        if sequence in self._rows:
+            cache = kv_cache.take_row(self._cache, self._rows.index(sequence))
+            self._drop_rows([sequence])
+        if is_long:
+            start, states = row.first, row.take(num_kept=1)
+            token_ids = mx.array([sequence.token_ids[start + 1 : row.first + 1]])
+            self._head.forward(token_ids, states[None], cache)
+            mx.eval(kv_cache.arrays(cache))
+            self.has_prefilled = True
+        merged = kv_cache.merge([cache])
         if self._cache:
             kv_cache.extend(self._cache, merged)
         else:

@@ -71,6 +71,8 @@ class ModelRunner:
         self.can_speculate = batch.can_speculate
         self._adapters = adapters
         self.draft = draft
+        if isinstance(draft, PredictionHead):
+            batch.on_prompt = draft.observe_prompt
         self.prefix_store = prefix_store
         self.prompt_scorer = prompt_scorer
         self.batch = batch

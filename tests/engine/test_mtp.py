@@ -46,17 +46,16 @@ def test_tokens_are_the_models_and_the_heads_logprobs_those_of_torch(
     assert engine.stats.proposed_tokens > 30
 
 
-def assert_proposals_agree(sequence: Sequence, head: TorchHead) -> None:
-    """Compare the logprob of each proposed token with the head on torch.
+def assert_proposals_agree(sequence: Sequence, head: TorchHead, first: int = 0) -> None:
+    """Compare the logprob of each proposed token with the head on torch, which has seen the row since `first`.
 
     A proposed token follows the row's own tokens, or those that were proposed before it in the same step.
     """
-    first = sequence.num_input_tokens - 1
     step: list[int] = []
     num_following = 0
     last = -1
     for proposed in sequence.proposals:
-        start = first + 1 + proposed.position
+        start = sequence.num_input_tokens + proposed.position
         begins = head.logprobs(sequence.token_ids[:start], first, [proposed.token_id])[-1]
         is_begin = abs(proposed.draft_logprob - begins[proposed.token_id].item()) < 1e-4
         if not is_begin:
@@ -67,7 +66,7 @@ def assert_proposals_agree(sequence: Sequence, head: TorchHead) -> None:
             assert proposed.token_id == follows.argmax().item()
             num_following += 1
         step, last = [proposed.token_id] if is_begin else [*step, proposed.token_id], proposed.position
-    assert num_following > 3
+    assert num_following > 1
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -99,11 +98,12 @@ def test_exact_mode_has_the_same_bits_with_a_head(open_engine: Callable[..., Eng
 
 
 def test_rows_that_pause_proposing_leave_and_are_canceled(open_engine: Callable[..., Engine], tmp_path: Path):
-    mtp_checkpoints.build("glm4_moe", tmp_path)
+    head = mtp_checkpoints.build("glm4_moe", tmp_path)
     oracle = Oracle(mtp_checkpoints.oracle_model("glm4_moe"))
-    engine = open_engine(tmp_path, speculation="mtp")
+    engine = open_engine(tmp_path, speculation="mtp", max_batch_tokens=64)  # the long prompt comes in chunks
     options = {"ignore_eos": True, "temperature": 0}
     long = Sequence(token_ids=[BOS, *[11, 12, 13] * 60], sampling=Sampling(max_tokens=90, **options))
+    long.reports_proposals = True
     short = [Sequence(token_ids=[BOS, seed], sampling=Sampling(max_tokens=5 * seed, **options)) for seed in range(3, 7)]
     others = [Sequence(token_ids=[BOS, 9], sampling=Sampling(max_tokens=20, **options)) for _ in range(2)]
     others[0].speculation, others[1].speculation = "off", "ngram"
@@ -115,6 +115,7 @@ def test_rows_that_pause_proposing_leave_and_are_canceled(open_engine: Callable[
         assert_agrees(sequence, oracle)
     assert others[0].num_proposed == 0
     assert long.num_proposed > 10
+    assert_proposals_agree(long, head)
 
 
 @pytest.mark.parametrize(

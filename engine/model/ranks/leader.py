@@ -22,7 +22,7 @@ class LeadingBatch:
 
     def __init__(self, batch: BatchRunner, ranks: RankGroup) -> None:
         """Start without sequences. `batch` is that of this rank."""
-        self.can_share, self.can_speculate = batch.can_share, batch.can_speculate
+        self.can_share, self.can_speculate, self.on_prompt = batch.can_share, batch.can_speculate, batch.on_prompt
         self._batch = batch
         self._ranks = ranks
         self._numbers = count()

@@ -1,6 +1,7 @@
 """Measure one model with both systems in turns, each in a process of its own: a row of the table."""
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -38,6 +39,7 @@ class Row(Struct, frozen=True):
     prefill_ratio: float | None  # to mlx_lm's speed, of the same runs; above 1 scorepool is faster
     decode_ratio: float | None
     mlx_lm_peak_gib: float | None
+    load: float = 0.0  # the machine's load average at the end: times of a crowded machine say little
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ def measure(name: str, bits: int | None, sizes: Sizes, *, beside_mlx_lm: bool) -
         prefill_ratio=ratio([each["first_s"] for each in peers], firsts) if peers else None,
         decode_ratio=ratio(decode, [speed(each) for each in peers]),
         mlx_lm_peak_gib=peers[-1]["peak_bytes"] / 2**30 if peers else None,
+        load=round(os.getloadavg()[1], 1),
     ), mine[0]["backend"]
 
 

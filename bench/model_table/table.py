@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from bench.model_table.measure import Row
 
+MAX_LOAD = 4.0  # beyond it the page says so
 _COLUMNS = (
     *("machine", "model", "bits", "prefill tokens/s", "x mlx_lm", "decode tokens/s", "x mlx_lm"),
     *("first token cold, s", "prompt cached, s", "peak memory, GiB", "mlx_lm's", "top-20's cost"),
@@ -73,7 +74,9 @@ def _conditions(one: Results) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in one.versions.items())
     sizes = sorted({(row.prompt_tokens, row.generated_tokens, row.runs) for row in one.rows})
     work = "; ".join(f"{prompt:,} prompt tokens, {made} generated, {runs} runs" for prompt, made, runs in sizes)
-    return f"- {one.machine}: {one.backend}; {versions}; {work}; {one.date}. `{one.command}`\n"
+    load = max(row.load for row in one.rows)
+    crowded = f"load average up to {load:g}: times of a crowded machine; " if load > MAX_LOAD else ""
+    return f"- {one.machine}: {one.backend}; {versions}; {work}; {crowded}{one.date}. `{one.command}`\n"
 
 
 def _line(machine: str, row: Row) -> str:

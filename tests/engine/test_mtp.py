@@ -144,6 +144,21 @@ def test_a_push_without_the_head_is_refused_and_serving_goes_on(open_engine: Cal
     assert open_engine(with_head).stage_weights(str(without), 1).result(120).speculation == "off"
 
 
+def test_pushed_weights_propose_with_the_head_that_came_with_them(open_engine: Callable[..., Engine], tmp_path: Path):
+    mtp_checkpoints.build("glm4_moe", tmp_path / "first")
+    mtp_checkpoints.build("glm4_moe", tmp_path / "second", agrees=True)
+    engine = open_engine(tmp_path / "first", speculation="mtp")
+    engine.stage_weights(str(tmp_path / "second"), 1).result(120)
+    engine.switch_weights().result(60).result(60)
+    sequence = Sequence(token_ids=[BOS, 7], sampling=Sampling(max_tokens=30, temperature=0, ignore_eos=True))
+    engine.add([sequence]).result(60)
+    assert sequence.num_accepted == sequence.num_proposed > 10
+    engine.drop_weights().result(60)
+    again = Sequence(token_ids=[BOS, 7], sampling=Sampling(max_tokens=30, temperature=0, ignore_eos=True))
+    engine.add([again]).result(60)
+    assert (again.token_ids, again.num_accepted) == (sequence.token_ids, again.num_proposed)
+
+
 def test_ranks_drafts_and_requests_that_do_not_go_with_a_head_are_refused(engine_of: Callable[..., Engine]):
     with pytest.raises(ValueError, match="speculation 'mtp' needs a model in one process"):
         EngineSettings(model="x", ranks=2, speculation="mtp")

@@ -12,6 +12,7 @@ import pytest
 from scorepool import Client
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
+from tests.engine import mtp_checkpoints
 
 PROMPT = [1209, 274, 312, 885]
 REPEATING = {"model": "demo", "max_tokens": 64, "logit_bias": {"885": 60, "274": 58}, "ignore_eos": True}
@@ -35,6 +36,16 @@ def drafting(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     state = tmp_path_factory.mktemp("stack")
     environ = {"SCOREPOOL_PORT": str(free_port()), "SCOREPOOL_DRAFTS": f"demo={demo_folder}"}
     with Stack([f"demo={demo_folder}"], state=state, environ=environ, logs=state / "logs") as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def heading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Serve a model whose checkpoint has a head for multi-token prediction that agrees with it."""
+    folder, state = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("stack")
+    mtp_checkpoints.build("mimo", folder, agrees=True)
+    environ = {"SCOREPOOL_PORT": str(free_port()), "SCOREPOOL_SPECULATION": "mtp"}
+    with Stack([f"tiny={folder}"], state=state, environ=environ, logs=state / "logs") as stack:
         yield stack
 
 
@@ -174,6 +185,29 @@ def test_jobs_report_proposed_tokens(drafting: Stack):
             assert sequence.draft_logprobs is not None
             assert len(sequence.draft_logprobs) == result.usage.proposed_tokens
             assert sum(one.accepted for one in sequence.draft_logprobs) == result.usage.accepted_tokens
+
+
+def test_a_head_for_multi_token_prediction_proposes_and_has_logprobs_of_its_own(heading: Stack):
+    body = {"model": "tiny", "prompt": [0, 7, 8], "max_tokens": 60, "ignore_eos": True, "temperature": 0, "logprobs": 1}
+    url = f"{heading.url}/v1/completions"
+    plain = httpx.post(url, json=body | {"speculation": "off"}, timeout=60).json()["choices"][0]
+    asked = body | {"include_draft_logprobs": True, "cache_salt": "other"}
+    until = time.monotonic() + 60
+    entries: list[dict[str, Any]] = []
+    while len(entries) <= 5:
+        assert time.monotonic() < until
+        reply = httpx.post(url, json=asked, timeout=60).json()
+        [choice] = reply["choices"]
+        entries = choice["draft_logprobs"]
+
+    assert choice["text"] == plain["text"]
+    details = reply["usage"]["completion_tokens_details"]
+    assert (details["speculation"], details["speculation_tokens"]) == ("mtp", 8)
+    assert details["accepted_prediction_tokens"] == sum(entry["accepted"] for entry in entries)
+    for entry in entries:
+        assert entry["draft_logprob"] == pytest.approx(entry["logprob"], abs=1e-3)
+    refused = httpx.post(url, json=body | {"speculation": "draft"}, timeout=60)
+    assert (refused.status_code, "expected off or ngram or mtp" in refused.text) == (400, True), refused.text
 
 
 def test_a_worker_without_speculation_refuses_the_field(stack: Stack):

@@ -20,6 +20,7 @@ class PlacedImage:
     data: bytes  # the file
     start: int  # the position of its first token
     end: int  # the position after its last token
+    grid: tuple[int, int] = (0, 0)  # rows and columns of its features
 
 
 class ImageCodec(Protocol):
@@ -29,8 +30,11 @@ class ImageCodec(Protocol):
     marker: str  # what a text holds in the place of an image
     marker_id: int  # the token that stands for it
 
-    def image_token_ids(self, data: bytes) -> list[int]:
-        """Return the tokens that stand for an image. Raises InvalidRequest for one that cannot be decoded."""
+    def image_tokens(self, data: bytes) -> tuple[list[int], tuple[int, int]]:
+        """Return the tokens that stand for an image, and the rows and columns of its features.
+
+        Raises InvalidRequest for one that cannot be decoded.
+        """
 
 
 def digest_of(data: bytes) -> str:
@@ -52,6 +56,7 @@ def expand(
             continue
         data = images[len(placed)]
         start = len(expanded)
-        expanded += codec.image_token_ids(data)
-        placed.append(PlacedImage(digest_of(data), data, start, len(expanded)))
+        tokens, grid = codec.image_tokens(data)
+        expanded += tokens
+        placed.append(PlacedImage(digest_of(data), data, start, len(expanded), grid))
     return expanded, tuple(placed)

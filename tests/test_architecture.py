@@ -154,7 +154,7 @@ LIBRARIES: dict[str, set[str]] = {
     # msgspec in ranks only, numpy in cpu_kernels.py only
     "engine.model": {"huggingface_hub", "mlx", "mlx_lm", "msgspec", "numpy"},
     "engine.model.surveyed": {"transformers"},
-    "engine.vision": {"PIL", "mlx", "mlx_vlm", "numpy"},  # which needs an extra
+    "engine.vision": {"PIL", "mlx", "mlx_vlm", "numpy", "transformers"},  # which needs an extra
     "engine.sampling": {"mlx"},
     "engine.text.chat": {"jinja2", "llguidance"},
     "worker": {"msgspec", "redis", "rq"},

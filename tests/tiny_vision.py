@@ -10,11 +10,14 @@ import numpy as np
 import torch
 from PIL import Image
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from survey import reference
+from survey.families import FAMILIES
 from tests.tiny_tokenizer import build_tokenizer
 
 IMAGE_TOKENS = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+QWEN_TOKENS = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>\n{% if message.content is string %}"
     "{{ message.content }}{% else %}{% for part in message.content %}{% if part.type == 'image' %}[IMG]{% else %}"
@@ -47,6 +50,18 @@ _VISION: dict[str, Any] = {
     "patch_size": 4,
     "hidden_act": "silu",
 }
+_QWEN_VISION: dict[str, Any] = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "window_size": 16,
+    "fullatt_block_indexes": [1],
+    "out_hidden_size": 64,
+}
 
 
 def build_mistral3(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
@@ -73,13 +88,45 @@ def build_mistral3(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle
     return VisionOracle(model, images, tokenizer)
 
 
+def build_qwen2_5_vl(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+    """Write a tiny Qwen2.5-VL into a folder, as it was published. Return transformers with the same weights."""
+    tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": QWEN_TOKENS})
+    tokenizer.chat_template = TEMPLATE.replace("[IMG]", "".join(QWEN_TOKENS))
+    text = {name: value for name, value in _TEXT.items() if name not in ("model_type", "head_dim", "sliding_window")}
+    settings = {
+        "model_type": "qwen2_5_vl",
+        "text_config": text
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 3e3, "mrope_section": [2, 3, 3]}},
+        "vision_config": _QWEN_VISION,
+        "image_token_id": tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+        "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
+        "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
+        "tie_word_embeddings": False,
+    }
+    model = reference.build_model(reference.build_config(settings), seed)
+    model.save_pretrained(folder)
+    FAMILIES["qwen2_5_vl"].convert(folder)
+    tokenizer.save_pretrained(folder)
+    images = Qwen2VLImageProcessorPil(
+        size={"shortest_edge": 256, "longest_edge": 1024}, patch_size=4, temporal_patch_size=2, merge_size=2
+    )
+    images.save_pretrained(folder)
+    if changes:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | changes))
+    return QwenOracle(model, images, tokenizer)
+
+
 class VisionOracle:
     """transformers' model and image processor, each sequence alone, without a cache.
 
     The tokens of an image are as PixtralProcessor documents them; the class itself needs torchvision.
     """
 
-    def __init__(self, model: torch.nn.Module, images: Any, tokenizer: Any) -> None:
+    marker = "[IMG]"
+
+    def __init__(self, model: Any, images: Any, tokenizer: Any) -> None:
         self._model, self._images, self._tokenizer = model, images, tokenizer
 
     def processed(self, images: Sequence[bytes]) -> dict[str, torch.Tensor]:
@@ -99,7 +146,35 @@ class VisionOracle:
 
     def logprobs(self, token_ids: list[int], images: Sequence[bytes] = ()) -> np.ndarray:
         """Return [length, vocab]: row t is the distribution of token t + 1."""
-        given = self.processed(images) if images else {}
         with torch.no_grad():
-            logits = self._model(input_ids=torch.tensor([token_ids]), use_cache=False, **given).logits[0].double()
+            logits = self._model(**self.inputs(token_ids, images), use_cache=False).logits[0].double()
         return torch.log_softmax(logits, dim=-1).numpy()
+
+    def inputs(self, token_ids: list[int], images: Sequence[bytes]) -> dict[str, torch.Tensor]:
+        """Return all inputs of the model."""
+        return {"input_ids": torch.tensor([token_ids]), **(self.processed(images) if images else {})}
+
+
+class QwenOracle(VisionOracle):
+    """The same of Qwen2.5-VL, whose tokens of an image Qwen2_5_VLProcessor documents."""
+
+    marker = "".join(QWEN_TOKENS)
+
+    def processed(self, images: Sequence[bytes]) -> dict[str, torch.Tensor]:
+        """Return the model's inputs of images."""
+        opened = [Image.open(BytesIO(data)).convert("RGB") for data in images]
+        return dict(self._images(opened, return_tensors="pt"))
+
+    def token_ids(self, text: str, images: Sequence[bytes]) -> list[int]:
+        """Return the tokens of a text that has a marker for each image."""
+        before, *after = text.split(self.marker)
+        grids = self.processed(images)["image_grid_thw"].tolist() if images else []
+        for (_, height, width), following in zip(grids, after, strict=True):
+            before += QWEN_TOKENS[0] + QWEN_TOKENS[1] * (height * width // 4) + QWEN_TOKENS[2] + following
+        ids: list[int] = self._tokenizer.encode(before, add_special_tokens=False)
+        return ids
+
+    def inputs(self, token_ids: list[int], images: Sequence[bytes]) -> dict[str, torch.Tensor]:
+        """Return all inputs of the model."""
+        kinds = [[int(token_id == self._model.config.image_token_id) for token_id in token_ids]]
+        return super().inputs(token_ids, images) | {"mm_token_type_ids": torch.tensor(kinds)}

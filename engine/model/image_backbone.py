@@ -7,6 +7,7 @@ from mlx.nn.layers.base import Module
 
 from scorepool.engine.errors import LoadError
 from scorepool.engine.images import PlacedImage
+from scorepool.engine.model.axial_positions import AxialPositions
 from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.sequence import Sequence
 
@@ -55,9 +56,11 @@ class EmbeddingTap:
 class ImageBackbone:
     """A model split in two, whose sequences may show images; see BackboneAndHead."""
 
-    def __init__(self, model: Module, split: BackboneAndHead, encoder: ImageEncoder) -> None:
-        """Tap the model's embeddings. Raises LoadError."""
-        self._split, self._encoder = split, encoder
+    def __init__(
+        self, model: Module, split: BackboneAndHead, encoder: ImageEncoder, axes: AxialPositions | None = None
+    ) -> None:
+        """Tap the model's embeddings. Without `axes`, its positions are the numbers of tokens. Raises LoadError."""
+        self._split, self._encoder, self._axes = split, encoder, axes
         self._tap = EmbeddingTap(model)
 
     def forward_hidden(
@@ -68,13 +71,18 @@ class ImageBackbone:
         starts: list[int] | None = None,
     ) -> mx.array:
         """Return hidden states, with features of images where `starts` say that rows show some; see BackboneAndHead."""
-        if sequences is None or starts is None or not any(sequence.images for sequence in sequences):
+        if sequences is None or not any(sequence.images for sequence in sequences):
             return self._split.forward_hidden(token_ids, cache, sequences)
-        self._place(sequences, starts, token_ids.shape[1])
+        if starts is not None:
+            self._place(sequences, starts, token_ids.shape[1])
+        elif self._axes is not None:
+            self._axes.shift(sequences)
         try:
             return self._split.forward_hidden(token_ids, cache, sequences)
         finally:
             self._tap.clear()
+            if self._axes is not None:
+                self._axes.clear()
 
     def compute_logits(self, rows: mx.array) -> mx.array:
         """Return the head of hidden states; see BackboneAndHead."""
@@ -96,6 +104,8 @@ class ImageBackbone:
                     values.append(self._encoder.features(image)[first:end])
         if rows:
             self._tap.replace(rows, columns, values)
+        if self._axes is not None:
+            self._axes.place(sequences, starts, length)
 
     def _places(self, sequence: Sequence, image: PlacedImage) -> list[int]:
         """Return the positions of the image's features, in their order."""

@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from scorepool.engine.errors import LoadError, as_load_error
 from scorepool.engine.images import ImageCodec
+from scorepool.engine.model.axial_positions import AxialPositions
 from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.model.config import Config
 from scorepool.engine.model.image_backbone import ImageBackbone
@@ -19,7 +20,7 @@ from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-_FAMILIES = ("mistral3",)  # by model_type, which is the name of the module
+_FAMILIES = ("mistral3", "qwen2_5_vl")  # by model_type, which is the name of the module
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,4 +86,5 @@ def _open(
     tower = family.Tower(config, stored, dtype)
     processor = import_module(f"{room}.codec").ImageProcessor(family.Images(folder, config, tokenizer))
     encoder = import_module(f"{room}.encoder").ImageEncoder(tower, processor)
-    return OpenedImages(processor, ImageBackbone(model, split, encoder), tower.module)
+    axes = AxialPositions(model, family.sections(config)) if hasattr(family, "sections") else None
+    return OpenedImages(processor, ImageBackbone(model, split, encoder, axes), tower.module)

@@ -7,5 +7,6 @@ file ──codec.py──► tokens, in a text               any thread, with Pi
 The language model, its batches and its caches are those of texts. model/images.py says which checkpoints take images,
 and imports these modules, which need the extra, only if one does.
 
-To add a family: a module like mistral3.py, and its entry in model/images.py.
+To add a family: a module like mistral3.py, and its entry in model/images.py. One whose positions have several axes has
+`sections` too, as qwen2_5_vl.py does: see model/axial_positions.py.
 """

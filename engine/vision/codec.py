@@ -27,9 +27,10 @@ class ImageProcessor:
         self._kept: OrderedDict[str, ProcessedImage] = OrderedDict()  # by digest, least recently used first
         self._num_bytes = 0
 
-    def image_token_ids(self, data: bytes) -> list[int]:
-        """Return the tokens that stand for an image; see ImageCodec."""
-        return self.process(data).token_ids
+    def image_tokens(self, data: bytes) -> tuple[list[int], tuple[int, int]]:
+        """Return the tokens that stand for an image, and its grid; see ImageCodec."""
+        processed = self.process(data)
+        return processed.token_ids, processed.grid
 
     def process(self, data: bytes) -> ProcessedImage:
         """Return an image as the vision tower takes it. Raises InvalidRequest if it cannot be decoded."""

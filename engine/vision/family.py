@@ -18,6 +18,7 @@ class ProcessedImage:
 
     arrays: dict[str, np.ndarray[Any, Any]]
     token_ids: list[int]
+    grid: tuple[int, int]  # rows and columns of features
 
     @property
     def num_bytes(self) -> int:

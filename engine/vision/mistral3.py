@@ -56,7 +56,8 @@ class Images:
         num_rows, num_columns = height // self._cell, width // self._cell
         row = [self.marker_id] * num_columns
         token_ids = [*[*row, self._break_id] * (num_rows - 1), *row, self._end_id]
-        return ProcessedImage({"pixels": found["pixel_values"], "sizes": np.array([[height, width]])}, token_ids)
+        arrays = {"pixels": found["pixel_values"], "sizes": np.array([[height, width]])}
+        return ProcessedImage(arrays, token_ids, (num_rows, num_columns))
 
 
 class Tower:

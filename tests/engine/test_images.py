@@ -1,5 +1,6 @@
 """A model that takes images: its numbers are transformers', alone, beside rows of texts, in chunks, from caches."""
 
+import importlib
 import importlib.util
 import io
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from tests.images import image_bytes
 from tests.tiny_models import TinyModels
 
 pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
-from tests.tiny_vision import VisionOracle, build_mistral3
+from tests.tiny_vision import VisionOracle, build_mistral3, build_qwen2_5_vl
 
 TOLERANCE = 1e-4
 ONE, OTHER = image_bytes(32, 24), image_bytes(32, 24, shade=90)
@@ -24,10 +25,18 @@ TAIL = " jumps over the lazy dog"
 Vision = tuple[Path, VisionOracle]
 
 
+BUILD = {"mistral3": build_mistral3, "qwen2_5_vl": build_qwen2_5_vl}
+
+
+@pytest.fixture(scope="module", params=[*BUILD])
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def vision(tmp_path_factory: pytest.TempPathFactory) -> Vision:
-    folder = tmp_path_factory.mktemp("mistral3")
-    return folder, build_mistral3(folder)
+def vision(family: str, tmp_path_factory: pytest.TempPathFactory) -> Vision:
+    folder = tmp_path_factory.mktemp(family)
+    return folder, BUILD[family](folder)
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +47,10 @@ def engine(vision: Vision) -> Iterator[Engine]:
 
 
 def shown(engine: Engine, text: str, images: list[bytes]) -> tuple[list[int], tuple[PlacedImage, ...]]:
-    token_ids, _ = engine.tokenizer.encode(text)
-    return expand(engine.chat.images, token_ids, images) if engine.chat.images else (token_ids, ())
+    codec = engine.chat.images
+    if codec is None:
+        return engine.tokenizer.encode(text)[0], ()
+    return expand(codec, engine.tokenizer.encode(text.replace("[IMG]", codec.marker))[0], images)
 
 
 def scored(engine: Engine, images: list[bytes], text: str = "look: [IMG] the fox", tail: str = TAIL) -> Sequence:
@@ -70,7 +81,7 @@ def check(sequence: Sequence, oracle: VisionOracle) -> None:
 def test_tokens_and_pixels_of_an_image_are_transformers(vision: Vision, engine: Engine, size: tuple[int, int]):
     _, oracle = vision
     data = image_bytes(*size)
-    assert shown(engine, "[IMG]a", [data])[0][1:] == oracle.token_ids("[IMG]a", [data])
+    assert shown(engine, "[IMG]a", [data])[0][1:] == oracle.token_ids(f"{oracle.marker}a", [data])
     found, expected = engine.chat.images.process(data).arrays["pixels"], oracle.processed([data])["pixel_values"]
     assert np.abs(found - expected.numpy()).max() < 1e-5
 
@@ -122,17 +133,16 @@ def test_a_prompt_in_chunks_that_cut_images(vision: Vision, max_batch_tokens: in
         engine.close()
 
 
-def test_features_are_computed_once_for_each_image(engine: Engine, monkeypatch: pytest.MonkeyPatch):
-    from scorepool.engine.vision.mistral3 import Tower
-
+def test_features_are_computed_once_for_each_image(engine: Engine, family: str, monkeypatch: pytest.MonkeyPatch):
+    tower = importlib.import_module(f"scorepool.engine.vision.{family}").Tower
     encoded: list[object] = []
-    encode = Tower.encode
+    encode = tower.encode
 
-    def counting(tower: Tower, processed: object) -> object:
+    def counting(self: object, processed: object) -> object:
         encoded.append(processed)
-        return encode(tower, processed)
+        return encode(self, processed)
 
-    monkeypatch.setattr(Tower, "encode", counting)
+    monkeypatch.setattr(tower, "encode", counting)
     data = image_bytes(30, 30, shade=5)
     for _ in range(2):
         engine.add(
@@ -200,10 +210,10 @@ def test_a_checkpoint_whose_images_cannot_be_served_serves_texts(
         engine.close()
 
 
-def test_other_weights_see_otherwise(vision: Vision, tmp_path: Path):
+def test_other_weights_see_otherwise(vision: Vision, family: str, tmp_path: Path):
     """Dropped and pushed weights take their vision tower with them."""
     folder, oracle = vision
-    other = build_mistral3(tmp_path, seed=1)
+    other = BUILD[family](tmp_path, seed=1)
     engine = Engine(EngineSettings(model=str(folder)))
     try:
         for expected in (oracle, oracle, other):

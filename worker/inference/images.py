@@ -39,7 +39,7 @@ def expand_markers(
     for field, image in images:
         yield CHARACTERS_PER_IMAGE
         try:
-            codec.images.image_token_ids(image.data)
+            codec.images.image_tokens(image.data)
         except InvalidRequest as error:
             raise invalid_request(field, error.message) from error
     try:

@@ -1,6 +1,7 @@
 """Measure a fleet on bad links: hosts that sleep, stall, are slow or far away. Compare with what issue 13 asks for.
 
     python -m bench.fleet [SCENARIO ...]
+    python -m bench.fleet --simulate
 
 Every host is a worker process behind a proxy of its own (tests/fleet/link.py), with an engine that takes the time of a
 GPU and computes nothing (tests/fleet/fake_engine.py). A scenario takes up to two minutes; without arguments all run.
@@ -11,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from bench.fleet_simulation import __main__ as fleet_simulation
 from tests.fleet import faults, throughput
 
 Row = tuple[str, str, str, bool]  # what, measured, target, and whether it is met
@@ -117,8 +119,13 @@ SCENARIOS: dict[str, Callable[[Path], Iterator[Row]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--simulate", action="store_true", help="simulate 10 to 10,000 workers: bench.fleet_simulation")
     parser.add_argument("scenario", nargs="*", help=f"{', '.join(SCENARIOS)} (default: all)")
-    names = parser.parse_args().scenario or list(SCENARIOS)
+    options = parser.parse_args()
+    if options.simulate:
+        fleet_simulation.run(fleet_simulation.WORKERS)
+        return
+    names = options.scenario or list(SCENARIOS)
     if unknown := set(names) - SCENARIOS.keys():
         parser.error(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")
     print("| scenario | case | measured | target | |\n|---|---|---|---|---|", flush=True)

@@ -293,6 +293,16 @@ class Keys:
         return f"{PREFIX}:waiting:{queue}"
 
     @staticmethod
+    def speed_totals(queue: str) -> str:
+        """string: the number of workers of the queue, and their speeds together; expires, see store/lua/speeds.lua."""
+        return f"{PREFIX}:speed_totals:{queue}"
+
+    @staticmethod
+    def nothing_unbegun(queue: str) -> str:
+        """string: no worker of the queue had a job that it has not begun; expires, see store/lua/claim.lua."""
+        return f"{PREFIX}:nothing_unbegun:{queue}"
+
+    @staticmethod
     def speeds(queue: str) -> str:
         """hash: how fast the workers of the queue are, see store/lua/speeds.lua."""
         return f"{PREFIX}:speeds:{queue}"
@@ -408,6 +418,8 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "WAKE_": Keys.wake(""),
     "WAITING_WORKERS_": Keys.waiting_workers(""),
     "SPEEDS_": Keys.speeds(""),
+    "SPEED_TOTALS_": Keys.speed_totals(""),
+    "NOTHING_UNBEGUN_": Keys.nothing_unbegun(""),
     "DONE": DONE,
     "OUTCOME_COUNTS": Keys.outcome_counts,
     "LATENCY_MS": LATENCY_MS,

@@ -127,3 +127,17 @@ def test_every_shape_is_one_that_mlx_lm_builds_with_its_published_size():
     sizes |= {"qwen3-8b": 8.191, "qwen3-14b": 14.768, "qwen3-30b-a3b": 30.532}
     assert {name: shapes.num_parameters(name) / 1e9 for name in sizes} == pytest.approx(sizes, rel=1e-3)
     assert shapes.SHAPES.keys() - sizes.keys() == {"tiny"}
+
+
+@pytest.mark.soak
+def test_a_quick_simulation_of_a_fleet_prints_tables(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys, "argv", ["fleet_simulation", "--quick", "--without-check"])
+    importlib.import_module("bench.fleet_simulation.__main__").main()
+    found = capsys.readouterr().out
+    assert re.search(r"\| `claim` \| \d+\.\d\d \|", found)
+    rows = re.findall(r"\| ([^|]+) \| (10|30) \| (\d+) \| (\d+) \| (\d+)% \|", found)
+    assert len(rows) == 8
+    for name, _, submitted, ended, _ in rows:
+        assert "1,000" in name or 0.7 < int(ended) / int(submitted) < 1.3

@@ -102,7 +102,7 @@ if keeps_to_share and max_jobs > 0 and num_waiting > 0 then
   local num_workers = 0
   for i = 1, num_queues do num_workers = math.max(num_workers, try('hash', 'HLEN', SPEEDS_ .. queues[i]) or 0) end
   if num_workers > 1 and num_waiting < 16 * num_workers * (max_jobs + in_flight) then
-    local share = share_of(worker, speeds_of(worker, queues, now), num_waiting + num_leased)
+    local share = share_of(worker, queues, num_waiting + num_leased, now)
     max_jobs = math.min(max_jobs, share - in_flight)
   end
 end
@@ -172,10 +172,13 @@ end
 -- report what they have begun, and leave no `begun` in the lease.
 local UNBEGUN_S = 0.5  -- until a worker has had time to report that it has begun the job
 local MAX_SEEN = 500
+local MANY_SEEN, AGAIN_MS = 100, 250  -- after so many leases have been seen in vain, nobody looks for so long
 local function take_over()
-  local unbegun = {}
+  local unbegun, num_seen = {}, 0
+  if redis.call('EXISTS', NOTHING_UNBEGUN_ .. queues[1]) == 1 then return end
   for i = 1, num_queues do
     for _, lease_key in ipairs(usable[i] and redis.call('ZREVRANGE', KEYS[2 * i], 0, MAX_SEEN - 1) or {}) do
+      num_seen = num_seen + 1
       local id, execution = string.match(lease_key, '^([%w_-]+):(.*)$')
       local holder, begun, since = unpack(redis.pcall('HMGET', EXECUTION_ .. lease_key, 'worker_name', 'begun', 'created_at'), 1, 3)
       since = tonumber(since or '') or now
@@ -184,6 +187,9 @@ local function take_over()
         unbegun[#unbegun + 1] = {index = i, id = id, execution = execution, holder = holder, since = since}
       end
     end
+  end
+  if #unbegun == 0 and num_seen >= MANY_SEEN then
+    redis.call('SET', NOTHING_UNBEGUN_ .. queues[1], '', 'PX', AGAIN_MS)
   end
   table.sort(unbegun, function(one, other)
     if one.since ~= other.since then return one.since > other.since end

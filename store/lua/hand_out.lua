@@ -30,9 +30,8 @@ end
 -- end the first.
 local function chooser(queue, num_jobs)
   if num_jobs == 1 then return function() return true end end  -- the fastest is asked first
-  local speeds = speeds_of('', {queue}, now)
-  local time = time_for(speeds, num_jobs + (try('zset', 'ZCARD', WIP_ .. queue) or 0))
-  return function(worker) return not time or not speeds[worker] or time * speeds[worker] >= 1 end
+  local time, speed = plan_of('', {queue}, num_jobs + (try('zset', 'ZCARD', WIP_ .. queue) or 0), now)
+  return function(worker) return not time or not speed(worker) or time * speed(worker) >= 1 end
 end
 
 -- Wake as many workers as there are new jobs, each with a job if possible.

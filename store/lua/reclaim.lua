@@ -11,19 +11,36 @@
 -- (`crashes`). A job with `crash_limit` crashes, or that its owner canceled, is leased to the caller, which ends it.
 --
 -- KEYS  list and wip registry of each queue
--- ARGV  crash_limit, id of the call, worker, lease_ms, grace_s, then the keys of the leases of dead workers
+-- ARGV  crash_limit, id of the call, worker, lease_ms, grace_s, the shortest lease (ms), then the keys of the leases of dead
+--       workers
 -- Returns {number of jobs put back, rows (see lease.lua) of jobs to end, keys of a wrong type}.
 local crash_limit, call_id, worker, lease_ms, grace_s = tonumber(ARGV[1]), unpack(ARGV, 2, 5)
 local num_back, rows = 0, {}
 
-local held_by_dead, num_held = {}, #ARGV - 5
-for i = 6, #ARGV do held_by_dead[ARGV[i]] = true end
+local shortest_ms = tonumber(ARGV[6])
+
+local held_by_dead, num_held = {}, #ARGV - 6
+for i = 7, #ARGV do held_by_dead[ARGV[i]] = true end
+
+-- Return the leases that may be over. Of many, those that were not extended for the length of a lease, by their scores (see
+-- lease.lua), and some at random, because another client may have written a score.
+local FEW_LEASES, NUM_AT_RANDOM = 100, 20
+local function candidates(wip)
+  if num_held > 0 or (try('zset', 'ZCARD', wip) or 0) <= FEW_LEASES then return try('zset', 'ZRANGE', wip, 0, -1) or {} end
+  local found = redis.call('ZRANGEBYSCORE', wip, '-inf', now + grace_s - shortest_ms / 1000)
+  local is_found = {}
+  for _, lease_key in ipairs(found) do is_found[lease_key] = true end
+  for _, lease_key in ipairs(redis.call('ZRANDMEMBER', wip, NUM_AT_RANDOM)) do
+    if not is_found[lease_key] then found[#found + 1] = lease_key end
+  end
+  return found
+end
 
 -- Find the leases that are over.
 local over = {}
 for index = 1, #KEYS / 2 do
   local is_usable = is_type(KEYS[2 * index - 1], 'list')
-  for _, lease_key in ipairs(is_usable and try('zset', 'ZRANGE', KEYS[2 * index], 0, -1) or {}) do
+  for _, lease_key in ipairs(is_usable and candidates(KEYS[2 * index]) or {}) do
     local id, execution = string.match(lease_key, '^([%w_-]+):(.*)$')
     local ttl_ms = redis.call('PTTL', EXECUTION_ .. lease_key)
     if ttl_ms == -2 or held_by_dead[lease_key] then  -- -2: absent

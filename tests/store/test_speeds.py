@@ -13,8 +13,15 @@ from scorepool.store.scripts import load
 SHARES = f"""{load("speeds.lua")}
 local speeds, shares = {{}}, {{}}
 for i = 2, #ARGV do speeds['worker ' .. i] = tonumber(ARGV[i]) end
-for i = 2, #ARGV do shares[i - 1] = share_of('worker ' .. i, speeds, tonumber(ARGV[1])) end
+local time = time_for(speeds, tonumber(ARGV[1]))
+for i = 2, #ARGV do shares[i - 1] = time and math.floor(time * speeds['worker ' .. i]) or tonumber(ARGV[1]) end
 return shares"""
+OF_FLEET = f"""{load("speeds.lua")}
+local now, num_jobs, shares = tonumber(ARGV[1]), tonumber(ARGV[2]), {{}}
+for i = 3, #ARGV do redis.call('HSET', SPEEDS_ .. 'demo', 'worker ' .. i, ARGV[i] .. ':' .. now) end
+for i = 3, #ARGV do shares[i - 2] = share_of('worker ' .. i, {{'demo', 'demo:low'}}, num_jobs, now) end
+return shares"""
+NOW = 1_700_000_000
 KNOWN = f"""{load("speeds.lua")}
 local found = {{}}
 for name, speed in pairs(speeds_of(ARGV[1], {{'demo'}}, tonumber(ARGV[2]))) do
@@ -79,3 +86,26 @@ def test_a_worker_without_a_measure_counts_with_the_mean_and_silent_ones_not_at_
         "new": 15.0,
     }
     assert {*redis.hkeys(store.Keys.speeds("demo"))} == {b"fast", b"slow", b"new", b"silent", b"own"}
+
+
+@given(st.integers(0, 100_000), st.lists(st.floats(1, 100), min_size=65, max_size=200))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+def test_the_shares_of_many_workers_hold_all_jobs_and_hardly_more(redis: Redis, num_jobs: int, speeds: list[float]):
+    redis.flushdb()
+    shares = redis.eval(OF_FLEET, 0, NOW, num_jobs, *speeds)
+    assert num_jobs * 0.9999 - 1 <= sum(shares) < num_jobs * 1.0001 + len(speeds)
+    assert redis.pttl(store.Keys.speed_totals("demo")) > 0
+
+
+@pytest.mark.parametrize(("num_jobs", "share"), [(0, 0), (1, 1), (99, 1), (100, 1), (101, 2), (550, 6)])
+def test_many_workers_of_one_speed_have_the_same_share_as_a_few_would(redis: Redis, num_jobs: int, share: int):
+    assert redis.eval(OF_FLEET, 0, NOW, num_jobs, *[2] * 100) == [share] * 100
+
+
+def test_a_damaged_total_is_computed_again(redis: Redis):
+    for damage in (b"x", b"5 nan", b"5 -1", b"99999999999999999999 1e999"):
+        redis.set(store.Keys.speed_totals("demo"), damage)
+        assert redis.eval(OF_FLEET, 0, NOW, 550, *[2] * 100) == [6] * 100
+    redis.delete(store.Keys.speed_totals("demo"))
+    redis.lpush(store.Keys.speed_totals("demo"), "x")
+    assert redis.eval(OF_FLEET, 0, NOW, 550, *[2] * 100) == [6] * 100

@@ -21,7 +21,7 @@ class LeaseLength:
 
     def __init__(self, setting_s: float) -> None:
         self.seconds = setting_s
-        self._setting_s = setting_s
+        self.setting_s = setting_s
         self._answer_s: deque[float] = deque(maxlen=NUM_BEATS)
         self._begun_at: float | None = None  # of the first heartbeat since the last answer
 
@@ -40,5 +40,5 @@ class LeaseLength:
 
     def _adapt(self, unanswered_s: float) -> None:
         slowest_s = max([unanswered_s, *self._answer_s])
-        needed_s = MAX_LATE_BEATS * (self._setting_s / BEATS_PER_LEASE + slowest_s)
-        self.seconds = min(max(self._setting_s, needed_s), MAX_FACTOR * self._setting_s)
+        needed_s = MAX_LATE_BEATS * (self.setting_s / BEATS_PER_LEASE + slowest_s)
+        self.seconds = min(max(self.setting_s, needed_s), MAX_FACTOR * self.setting_s)

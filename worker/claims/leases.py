@@ -150,7 +150,7 @@ class Leases:
         the caller must end.
         """
         call_id = f"{self._session}{uuid4().hex[:12]}"
-        args = [crash_limit, call_id, *self._lease_args(), *held_by_dead]
+        args = [crash_limit, call_id, *self._lease_args(), int(self.length.setting_s * 1000), *held_by_dead]
         num_back, rows, wrong_types = self._reclaim(keys=_queue_keys(queues), args=args)
         self.wrong_types.report(wrong_types)
         return int(num_back), _claimed_jobs(queues, rows)

@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from scorepool.engine.adapter import Adapter
 from scorepool.engine.errors import AdapterError, NonFiniteLogits
-from scorepool.engine.model import memory_budget, pooling
+from scorepool.engine.model import cpu_kernels, memory_budget, pooling
 from scorepool.engine.model.adapters.host import AdapterHost
 from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.model.batch import BatchRunner
@@ -77,6 +77,8 @@ class ModelRunner:
         self.prompt_scorer = prompt_scorer
         self.batch = batch
         self._head = backbone_and_head
+        # Exact mode has one way only: a row's numbers must not depend on what others ask for.
+        self._normalize = cpu_kernels.normalize if cpu_kernels.are_used() and model_info.mode != "exact" else None
         self._token_ids = mx.array([], dtype=mx.int32)  # of all rows of the last launch
         self._sampled_rows: dict[Sequence, int] = {}  # rows of `_token_ids` that hold sampled tokens
         self._paused_rows: dict[Sequence, mx.array] = {}  # [1, width]: hidden states of sequences that are paused
@@ -259,7 +261,7 @@ class ModelRunner:
         No more than LOGITS_BYTES of logits exist at a time.
         """
         if logits is not None:
-            return [compute_logprobs(queries, logits)] if queries else []
+            return [compute_logprobs(queries, logits, self._normalize)] if queries else []
         pending: list[PendingLogprobs] = []
         if self.model_info.mode == "exact":
             for head in assign_heads(queries):
@@ -270,7 +272,7 @@ class ModelRunner:
         for number, chunk in enumerate(split_rows(queries, max_rows)):
             _await_last(pending)
             start = number * max_rows
-            pending.append(compute_logprobs(chunk, self._logits(rows[start : start + max_rows])))
+            pending.append(compute_logprobs(chunk, self._logits(rows[start : start + max_rows]), self._normalize))
         return pending
 
     def _fits_one_head(self, rows: mx.array) -> bool:
@@ -314,7 +316,7 @@ def _result_of(slice_: Slice) -> SliceResult:
 
 def _await_last(pending: list[PendingLogprobs]) -> None:
     if pending:
-        mx.eval(pending[-1].arrays)
+        pending[-1].wait()
 
 
 def rows_at_once(vocab_size: int, item_size: int) -> int:

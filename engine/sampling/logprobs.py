@@ -60,24 +60,41 @@ class PendingColumn:
     values: mx.array
 
 
+MIN_NORMALIZED = 2**14  # logits
+# Returns, as Python numbers, the normalizer of each row of logits, and the logprob of its token. Waits for the device.
+Normalize = Callable[[mx.array, mx.array], tuple[list[float], list[float]]]
+
+
 @dataclass(slots=True)
 class PendingLogprobs:
     """The values of one chunk of logits, launched and not read yet."""
 
     queries: list[LogprobQuery]
     token_ids: mx.array  # [rows], sampled ones included
-    normalizers: mx.array  # [rows]; not finite for a row that has no distribution
     columns: list[PendingColumn]
+    normalizers: mx.array | None = None  # [rows]; not finite for a row that has no distribution
+    logits: mx.array | None = None  # those that the host normalizes, until it has
+    normalize: Normalize | None = None
+    normalized: tuple[list[float], list[float]] = ([], [])  # by the host
     proposed: PendingColumn | None = None  # the logprobs of proposed tokens, which are no column of the sequence
 
     @property
     def arrays(self) -> list[mx.array]:
         """List the arrays to evaluate."""
         proposed = [self.proposed.values] if self.proposed else []
-        return [self.token_ids, self.normalizers, *(column.values for column in self.columns), *proposed]
+        normalized = [array for array in (self.normalizers, self.logits) if array is not None]
+        return [self.token_ids, *normalized, *(column.values for column in self.columns), *proposed]
+
+    def wait(self) -> None:
+        """Wait for the device, and let the host normalize what it is to. Logits are not kept after that."""
+        mx.eval(self.arrays)
+        if self.normalize is not None and self.logits is not None:
+            self.normalized = self.normalize(self.logits, self.token_ids)
+            self.logits = None
 
     def read(self) -> list[TokenLogprobs]:
         """Wait for the device and return the values of each query."""
+        self.wait()
         found = [TokenLogprobs(query, TokenColumns()) for query in self.queries]
         for column in self.columns:
             typecode = _PACKED.get(column.name)
@@ -92,10 +109,14 @@ class PendingLogprobs:
                 found[index].proposed_logprobs = values[start : start + count]
                 start += count
         token_ids: list[int] = self.token_ids.tolist()  # type: ignore[assignment]
-        normalizers: list[float] = self.normalizers.tolist()  # type: ignore[assignment]
+        normalizers, logprobs = self.normalized
+        if self.normalizers is not None:
+            normalizers = _python_values(self.normalizers)
         start = 0
         for one in found:
             stop = start + len(one.query.positions)
+            if self.normalizers is None:
+                one.columns.logprobs = [*logprobs[start:stop]]
             one.sampled_ids = token_ids[stop - len(one.query.sampled_positions) : stop]
             one.non_finite_position = _first_non_finite(one, normalizers[start:stop])
             if one.columns.target_logprobs:
@@ -121,26 +142,40 @@ def split_rows(queries: list[LogprobQuery], max_rows: int) -> Iterator[list[Logp
         yield group
 
 
-def compute_logprobs(queries: list[LogprobQuery], logits: mx.array) -> PendingLogprobs:
-    """Launch the computation. logits [rows, vocab] float32 of the model, one row per position of the queries."""
+def compute_logprobs(
+    queries: list[LogprobQuery], logits: mx.array, normalize: Normalize | None = None
+) -> PendingLogprobs:
+    """Launch the computation. logits [rows, vocab] float32 of the model, one row per position of the queries.
+
+    `normalize` is what the host does where it is faster than the device, for MIN_NORMALIZED logits or more, if only
+    the logprobs of tokens are asked for.
+    """
     token_ids, sampled = tokens_of_rows(queries, logits)
     logits = _reported_logits(queries, logits, sampled)
-    normalizers = scoring.log_normalizer(logits)
-    columns: list[PendingColumn] = []
-    if queries:
-        counts = [len(query.positions) for query in queries]
-        values = scoring.logprobs(logits, normalizers, token_ids)
-        columns.append(PendingColumn("logprobs", list(range(len(queries))), counts, values))
+    pending = PendingLogprobs(queries, token_ids, [])
     if sampled is not None:
         indices = [index for index, query in enumerate(queries) if query.samples]
         counts = [len(queries[index].sampled_positions) for index in indices]
-        columns.append(PendingColumn("sampled_logprobs", indices, counts, sampled.logprobs))
-    pending = PendingLogprobs(queries, token_ids, normalizers, columns)
-    if any(query.sequence.reports_more for query in queries):
-        columns += _more_columns(queries, logits, normalizers, token_ids)
-        pending.proposed = _proposed_column(queries, logits, normalizers)
+        pending.columns.append(PendingColumn("sampled_logprobs", indices, counts, sampled.logprobs))
+    is_large = logits.size >= MIN_NORMALIZED
+    if is_large and normalize is not None and not any(query.sequence.reports_more for query in queries):
+        pending.logits, pending.normalize = logits, normalize
+    else:
+        _add_columns(pending, logits)
     mx.async_eval(pending.arrays)
     return pending
+
+
+def _add_columns(pending: PendingLogprobs, logits: mx.array) -> None:
+    """Add what the device computes of the reported logits."""
+    queries, token_ids = pending.queries, pending.token_ids
+    pending.normalizers = normalizers = scoring.log_normalizer(logits)
+    counts = [len(query.positions) for query in queries]
+    values = scoring.logprobs(logits, normalizers, token_ids)
+    pending.columns.append(PendingColumn("logprobs", list(range(len(queries))), counts, values))
+    if any(query.sequence.reports_more for query in queries):
+        pending.columns += _more_columns(queries, logits, normalizers, token_ids)
+        pending.proposed = _proposed_column(queries, logits, normalizers)
 
 
 def _more_columns(

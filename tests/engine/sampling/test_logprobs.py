@@ -30,8 +30,10 @@ class CountingHead:
         self._model = backbone_and_head
         self.num_rows: list[int] = []
 
-    def forward_hidden(self, token_ids: mx.array, cache: Any = None, sequences: Any = None) -> mx.array:
-        return self._model.forward_hidden(token_ids, cache, sequences)
+    def forward_hidden(
+        self, token_ids: mx.array, cache: Any = None, sequences: Any = None, starts: Any = None
+    ) -> mx.array:
+        return self._model.forward_hidden(token_ids, cache, sequences, starts)
 
     def compute_logits(self, rows: mx.array) -> mx.array:
         self.num_rows.append(rows.shape[0])

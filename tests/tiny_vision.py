@@ -90,15 +90,27 @@ def build_mistral3(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle
 
 def build_qwen2_5_vl(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
     """Write a tiny Qwen2.5-VL into a folder, as it was published. Return transformers with the same weights."""
+    return _build_qwen(folder, seed, "qwen2_5_vl", _QWEN_VISION, changes)
+
+
+def build_qwen2_vl(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+    """Write a tiny Qwen2-VL into a folder, as it was published. Return transformers with the same weights."""
+    vision = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2}
+    return _build_qwen(folder, seed, "qwen2_vl", vision, changes)
+
+
+def _build_qwen(
+    folder: Path, seed: int, model_type: str, vision: dict[str, Any], changes: dict[str, Any]
+) -> "VisionOracle":
     tokenizer = build_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": QWEN_TOKENS})
     tokenizer.chat_template = TEMPLATE.replace("[IMG]", "".join(QWEN_TOKENS))
     text = {name: value for name, value in _TEXT.items() if name not in ("model_type", "head_dim", "sliding_window")}
     settings = {
-        "model_type": "qwen2_5_vl",
+        "model_type": model_type,
         "text_config": text
         | {"rope_parameters": {"rope_type": "default", "rope_theta": 3e3, "mrope_section": [2, 3, 3]}},
-        "vision_config": _QWEN_VISION,
+        "vision_config": vision,
         "image_token_id": tokenizer.convert_tokens_to_ids("<|image_pad|>"),
         "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
         "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
@@ -106,7 +118,7 @@ def build_qwen2_5_vl(folder: Path, seed: int = 0, **changes: Any) -> "VisionOrac
     }
     model = reference.build_model(reference.build_config(settings), seed)
     model.save_pretrained(folder)
-    FAMILIES["qwen2_5_vl"].convert(folder)
+    FAMILIES[model_type].convert(folder)
     tokenizer.save_pretrained(folder)
     images = Qwen2VLImageProcessorPil(
         size={"shortest_edge": 256, "longest_edge": 1024}, patch_size=4, temporal_patch_size=2, merge_size=2

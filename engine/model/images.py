@@ -20,7 +20,7 @@ from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-_FAMILIES = ("mistral3", "qwen2_5_vl")  # by model_type, which is the name of the module
+_FAMILIES = ("mistral3", "qwen2_5_vl", "qwen2_vl")  # by model_type, which is the name of the module
 
 
 @dataclass(frozen=True, slots=True)

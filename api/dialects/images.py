@@ -12,7 +12,7 @@ EXPECTED = "expected a data URL, as data:image/png;base64,..."
 def to_image(url: str, at: int = 0) -> wire.Image:
     """Return the image of a data URL, which stands after `at` characters of its text. Raises ValueError."""
     if url[:8].lower().startswith(("http:", "https:")):
-        raise ValueError(f"{EXPECTED}, because this server fetches no images; found {wire.quote(url)}")
+        raise ValueError(f"{EXPECTED}, because this server fetches no images, found {wire.quote(url)}")
     match = _DATA_URL.match(url[:200])
     if match is None or not match[1].lower().endswith(";base64"):
         raise ValueError(f"{EXPECTED}, found {wire.quote(url[:40])}")

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from scorepool import wire
 from scorepool.wire.request_fields import MAX_TOOL_CALLS
+from tests.images import png_header
 
 PROVENANCE = wire.Provenance(
     model="m",
@@ -130,6 +131,12 @@ def test_an_error_names_field_value_and_expectation(change: dict[str, object], f
     assert caught.value.field == field
     assert message in caught.value.message
     assert len(caught.value.message) < 300
+
+
+def test_an_error_says_once_what_was_found():
+    request = {"type": "generate", "model": "demo", "prompt": "a", "images": [{"data": png_header(1, 1)}]}
+    with pytest.raises(wire.Invalid, match=r"^images\[0\]: expected an image of at least 4 x 4 pixels, found 1 x 1$"):
+        wire.parse(msgspec.json.encode(request), wire.Request)
 
 
 @pytest.mark.parametrize(

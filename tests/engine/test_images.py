@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from scorepool.engine import Engine, EngineSettings, InvalidRequest, Sampling, Sequence
+from scorepool.engine import Engine, EngineSettings, InvalidRequest, Sampling, Sequence, core
 from scorepool.engine.images import PlacedImage, expand
+from tests.engine.test_speculation import ScriptedSpeculator, key_of
 from tests.images import image_bytes
 from tests.tiny_models import TinyModels
 
@@ -61,7 +62,8 @@ def scored(engine: Engine, images: list[bytes], text: str = "look: [IMG] the fox
 
 def generated(engine: Engine, images: list[bytes], text: str = "look: [IMG] the fox") -> Sequence:
     token_ids, placed = shown(engine, text, images)
-    return Sequence(token_ids=token_ids, images=placed, sampling=Sampling(max_tokens=9, temperature=0, ignore_eos=True))
+    sampling = Sampling(max_tokens=9, temperature=0, ignore_eos=True, seed=0)
+    return Sequence(token_ids=token_ids, images=placed, sampling=sampling)
 
 
 def check(sequence: Sequence, oracle: VisionOracle) -> None:
@@ -118,6 +120,26 @@ def test_a_cached_prefix_belongs_to_its_images(vision: Vision, engine: Engine):
                 check(row, oracle)
             assert all(row.num_cached > rows[0].images[0].end for row in again)
         groups = {data: [scored(engine, [data], text, tail) for tail in tails] for data in groups}
+
+
+def test_proposed_tokens_follow_images_at_their_positions(
+    vision: Vision, engine: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    folder, oracle = vision
+    made: list[ScriptedSpeculator] = []
+    monkeypatch.setattr(core, "Speculator", lambda *arguments: made.append(ScriptedSpeculator(*arguments)) or made[0])
+    texts = {"look: [IMG] the fox": [ONE], "[IMG]": [TALL], "[IMG] and [IMG]": [OTHER, TALL], "a fox": []}
+    plain, rows = ([generated(engine, images, text) for text, images in texts.items()] for _ in range(2))
+    engine.add(plain).result()
+    speculating = Engine(EngineSettings(model=str(folder), speculation="ngram"))
+    try:
+        made[0].script = {key_of(row): list(row.token_ids) for row in plain}
+        speculating.add([*rows, scored(engine, [ONE])]).result()
+    finally:
+        speculating.close()
+    for row in rows:
+        check(row, oracle)
+    assert sum(made[0].accepted) > 0 < sum(row.num_proposed - row.num_accepted for row in rows)
 
 
 @pytest.mark.parametrize("max_batch_tokens", [7, 16])

@@ -33,7 +33,7 @@ class Row(Struct, frozen=True):
     prefill_speed: float
     decode_speed: float
     first_cold_s: float
-    first_cached_s: float
+    first_cached_s: float | None  # None: the prompt is too short to be kept
     peak_gib: float
     top20_cost_pct: float  # of decoding
     prefill_ratio: float | None  # to mlx_lm's speed, of the same runs; above 1 scorepool is faster
@@ -84,7 +84,11 @@ def measure(name: str, bits: int | None, sizes: Sizes, *, beside_mlx_lm: bool) -
         prefill_speed=sizes.prompt_tokens / statistics.median(firsts),
         decode_speed=statistics.median(decode),
         first_cold_s=statistics.median(firsts),
-        first_cached_s=statistics.median(each["first_s"] for each in cached),
+        first_cached_s=(
+            statistics.median(each["first_s"] for each in cached)
+            if all(each["cached_tokens"] for each in cached)
+            else None
+        ),
         peak_gib=mine[-1]["peak_bytes"] / 2**30,
         top20_cost_pct=100 * (top20_ratio - 1),
         prefill_ratio=ratio([each["first_s"] for each in peers], firsts) if peers else None,

@@ -89,7 +89,7 @@ def _line(machine: str, row: Row) -> str:
         f"{row.decode_speed:,.2f}",
         _ratio(row.decode_ratio),
         f"{row.first_cold_s:.2f}",
-        f"{row.first_cached_s:.3f}",
+        "–" if row.first_cached_s is None else f"{row.first_cached_s:.3f}",
         f"{row.peak_gib:.2f}",
         "–" if row.mlx_lm_peak_gib is None else f"{row.mlx_lm_peak_gib:.2f}",
         f"{row.top20_cost_pct:+.0f} %",

@@ -190,7 +190,7 @@ def _by_leases(connection: Redis, meter: Meter) -> dict[str, float]:
         beat, beat_job = _fixed_and_each(beats)
         idle = _leases(connection, "idle")
         plain = meter.of(lambda: _claim(idle, connection, 0), 50)
-        looking = meter.of(lambda: _claim(idle, connection, 1, takes_over=True), 50)
+        looking = meter.of(lambda: _claim(idle, connection, 1, max_taken_over=1), 50)
         reclaim_many = meter.of(lambda: leases.reclaim(queues, 5), 20)
         leases.release(held[NUM_FEW_LEASES:])
         reclaim_few = meter.of(lambda: leases.reclaim(queues, 5), 20)

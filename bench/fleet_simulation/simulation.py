@@ -305,7 +305,7 @@ class Simulation:
                 claimed.append(self._queue.popleft())
             self._num_leased += len(claimed)
             if looks and not claimed and not self._queue:
-                claimed.extend(self._take_over(worker, wanted))
+                claimed.extend(self._take_over(worker, self._num_free_rows(worker)))
             worker.is_refused = bool(self._queue) and not claimed and wanted > 0
             self._offer(worker, 0 if self._queue else min(MAX_HANDED_OUT, wanted - len(claimed)))
 
@@ -318,10 +318,13 @@ class Simulation:
     def _looks(self, worker: SimulatedWorker) -> bool:
         """True if a claim looks at what others have not begun."""
         is_idle = not worker.running and not worker.unbegun
-        if self._num_wanted(worker) <= 0 or self._now < worker.looked_at + (TAKE_OVER_S if is_idle else POLL_S):
+        if not self._num_free_rows(worker) or self._now < worker.looked_at + (TAKE_OVER_S if is_idle else POLL_S):
             return False
         worker.looked_at = self._now
         return True
+
+    def _num_free_rows(self, worker: SimulatedWorker) -> int:
+        return max(0, self.fleet.workload.rows - len(worker.running) - len(worker.unbegun))
 
     def _take_over(self, worker: SimulatedWorker, wanted: int) -> list[SimulatedJob]:
         """Take jobs that other workers have not begun, the last ones first."""

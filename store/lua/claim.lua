@@ -11,7 +11,7 @@
 -- ARGV  worker, its key, lease_ms, grace_s; session of the worker and number of the claim in it;
 --       max_jobs, jobs in flight of these queues, max_in_flight, '1': round robin, list length, most bytes of requests in the reply;
 --       speed ('' if not measured, '-' to leave it as it is), '1': claim also more than the share,
---       '1': wait for a message if there are fewer than max_jobs, '1': take what others have not begun;
+--       '1': wait for a message if there are fewer than max_jobs; most jobs to take that others have not begun;
 --       jobs in flight of the worker's other queues;
 --       number of owners that get no job, their names; number of leases whose jobs have begun, their keys;
 --       number of leases that the worker knows, their keys, or -1. With them, the reply holds the leases under the
@@ -21,7 +21,7 @@
 local worker, worker_key, lease_ms, grace_s, session, number = unpack(ARGV, 1, 6)
 local max_jobs, in_flight, max_in_flight, round_robin = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10] == '1'
 local list_length, max_bytes, speed = tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[13]
-local keeps_to_share, waits, takes_over = ARGV[14] ~= '1', ARGV[15] == '1', ARGV[16] == '1'
+local keeps_to_share, waits, max_taken_over = ARGV[14] ~= '1', ARGV[15] == '1', tonumber(ARGV[16])
 local num_elsewhere = tonumber(ARGV[17])
 local num_queues = #KEYS / 2
 local rows, num_bytes = {}, 0
@@ -195,7 +195,7 @@ local function take_over()
     if one.since ~= other.since then return one.since > other.since end
     return one.execution > other.execution  -- execution ids count up
   end)
-  for i = 1, math.min(#unbegun, max_jobs) do
+  for i = 1, math.min(#unbegun, max_jobs, max_taken_over) do
     local found = unbegun[i]
     local wip = KEYS[2 * found.index]
     end_lease(found.id, found.execution, wip)
@@ -205,7 +205,7 @@ local function take_over()
     redis.call('PUBLISH', WAKE_ .. found.holder, pack({'taken', found.id .. ':' .. found.execution}))
   end
 end
-if takes_over and #rows == 0 and num_waiting == 0 and num_leased > in_flight
+if max_taken_over > 0 and #rows == 0 and num_waiting == 0 and num_leased > in_flight
   and in_flight + num_elsewhere < max_in_flight then take_over() end
 
 local MAX_HANDED_OUT = 4  -- jobs that are sent to a worker before it claims again, because it may have fallen asleep

@@ -76,6 +76,7 @@ class ClaimPlan:
         self._rows_per_job = 1.0  # smoothed
         self._gain = 1.0  # of what is kept ahead
         self._max_jobs = 0  # of the last claim
+        self._num_startable: float = math.inf  # jobs that would begin at once, as of the last `num_wanted`
         self._sent_at = -math.inf  # clock_s() of the last exchange, like those below
         self._is_woken = True
         self._speed_written_at = -math.inf
@@ -136,9 +137,10 @@ class ClaimPlan:
         self._is_behind = load.num_ended > max(4, (jobs_per_s or max_rows / UNSENT_S) * UNSENT_S)
         if self._is_behind:
             return 0
-        wanted = self.num_ahead - load.num_unbegun
+        self._num_startable = 0
         if not load.num_unbegun:
-            wanted += math.ceil(max(0, max_rows - load.num_rows) / max(1.0, self._rows_per_job))
+            self._num_startable = math.ceil(max(0, max_rows - load.num_rows) / max(1.0, self._rows_per_job))
+        wanted = self.num_ahead - load.num_unbegun + self._num_startable
         if jobs_per_s is None:
             num_allowed: int = FIRST_JOBS << min(16, int(self.speed.busy_s / DOUBLING_S))
             wanted = min(wanted, num_allowed - load.num_jobs)
@@ -180,7 +182,8 @@ class ClaimPlan:
         is_idle = not self.load.num_jobs
         reconciles = self._must_reconcile or now_s >= self._reconciled_at + (POLL_S if is_idle else RECONCILE_S)
         has_room = wanted.max_jobs > 0
-        looks = wanted.takes_over and has_room and now_s >= self._looked_at + (TAKE_OVER_S if is_idle else POLL_S)
+        num_to_take = min(wanted.max_taken_over, wanted.max_jobs, self._num_startable)
+        looks = num_to_take > 0 and now_s >= self._looked_at + (TAKE_OVER_S if is_idle else POLL_S)
         looks_for_others = (
             self._is_crowded and not has_room and num_free >= 1 and now_s >= self._looked_for_others_at + OTHERS_S
         )
@@ -191,7 +194,7 @@ class ClaimPlan:
             list_length=min(wanted.list_length, LIST_LENGTH),
             exceeds_share=exceeds_share or looks_for_others,
             waits=has_room,
-            takes_over=looks,
+            max_taken_over=int(num_to_take) if looks else 0,
             speed=self.speed.work_per_s if self.is_ready else UNREADY_SPEED,
             writes_speed=writes_speed,
             begun=self._unreported,

@@ -222,7 +222,7 @@ class JobHolder(WorkerProcess):
             max_in_flight=min([self.capacity, *(job.job.max_concurrency or self.capacity for job in running)]),
             list_length=self.capacity,
             round_robin=self._dequeue_strategy == DequeueStrategy.ROUND_ROBIN,
-            takes_over=self.takes_over,
+            max_taken_over=self.capacity if self.takes_over else 0,
         )
         known = [inflight.lease_key for inflight in group.of(self.in_flight.values())]
         return group.plan.claim(wanted, known=known, num_free=num_free)

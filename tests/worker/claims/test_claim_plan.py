@@ -293,12 +293,12 @@ def test_an_idle_worker_asks_for_leases_that_it_does_not_know(clock: Clock):
 def test_only_an_idle_worker_takes_over_what_others_have_not_begun(clock: Clock):
     plan = ClaimPlan()
     plan.see([], [])
-    assert ask(plan, takes_over=True).takes_over
-    assert not ask(plan, takes_over=False).takes_over
+    assert ask(plan, max_taken_over=32).max_taken_over
+    assert not ask(plan, max_taken_over=0).max_taken_over
 
     busy: Any = FakeJob(has_begun=True)
     plan.see([busy], [])
-    assert not ask(plan, takes_over=True).takes_over
+    assert not ask(plan, max_taken_over=32).max_taken_over
 
 
 def test_the_speed_is_written_once_a_second_and_again_after_an_error(clock: Clock):
@@ -308,3 +308,18 @@ def test_the_speed_is_written_once_a_second_and_again_after_an_error(clock: Cloc
     assert [ask(plan).writes_speed, ask(plan).writes_speed] == [True, False]
     plan.reconcile()
     assert ask(plan).writes_speed
+
+
+def test_a_worker_takes_over_only_what_it_begins_at_once(clock: Clock):
+    plan = ClaimPlan()
+    plan.see([], [])
+    assert plan.num_wanted(8) > 0
+    assert ask(plan, max_jobs=20, max_taken_over=512).max_taken_over == 8
+    clock.now_s += 10.0
+    running: list[Any] = [FakeJob(has_begun=True) for _ in range(6)]
+    plan.see(running, [])
+    plan.num_wanted(8)
+    assert ask(plan, max_jobs=20, max_taken_over=512).max_taken_over == 2
+    clock.now_s += 10.0
+    plan.num_wanted(6)  # its rows are full, and it keeps a job ahead
+    assert ask(plan, max_jobs=1, max_taken_over=512).max_taken_over == 0

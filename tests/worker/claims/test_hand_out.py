@@ -164,7 +164,7 @@ def test_a_member_of_the_registry_that_is_no_lease_is_left_alone(redis: Redis, h
     redis.zadd("rq:wip:demo", {"noise": 9e9})
     redis.hset("rq:execution:noise", mapping={"worker_name": "other", "created_at": 1})
 
-    assert ask(redis, held, 4, takes_over=True, known=[]).jobs == []
+    assert ask(redis, held, 4, max_taken_over=32, known=[]).jobs == []
 
 
 def test_a_lease_of_a_job_with_an_impossible_id_is_left_alone(redis: Redis, held: Leases):
@@ -174,5 +174,5 @@ def test_a_lease_of_a_job_with_an_impossible_id_is_left_alone(redis: Redis, held
 
     assert ask(redis, held, 4, known=[]).jobs == []
     redis.hset("rq:execution:a b:execution", "worker_name", "other")
-    assert ask(redis, held, 4, takes_over=True).jobs == []
+    assert ask(redis, held, 4, max_taken_over=32).jobs == []
     assert held.reclaim([Queue("demo", connection=redis)], 1, ["a b:execution"]) == (0, [])

@@ -200,23 +200,23 @@ def test_an_idle_worker_takes_the_last_jobs_that_another_has_not_begun(redis: Re
     slow, idle = leases(redis, "slow"), leases(redis, "idle")
     rows = ask(slow, queue)
     ask(slow, queue, 0, begun=keys(rows)[:2])
-    assert ask(idle, queue, takes_over=True) == []  # the slow one has had no time to begin with them
+    assert ask(idle, queue, max_taken_over=32) == []  # the slow one has had no time to begin with them
     age(redis, rows)
 
-    assert [row.job_id for row in ask(idle, queue, 1, takes_over=True)] == ids[3:]
-    assert [row.job_id for row in ask(idle, queue, takes_over=True)] == ids[2:3]
-    assert ask(idle, queue, takes_over=True) == []
+    assert [row.job_id for row in ask(idle, queue, 1, max_taken_over=32)] == ids[3:]
+    assert [row.job_id for row in ask(idle, queue, max_taken_over=32)] == ids[2:3]
+    assert ask(idle, queue, max_taken_over=32) == []
     assert slow.extend([InFlight(queue, key) for key in keys(rows)])[0] == set(keys(rows)[2:])
 
 
 def test_a_job_is_taken_over_once(redis: Redis, queue: Queue):
     submit(redis, generate())
     age(redis, ask(leases(redis, "slow"), queue))
-    rows = ask(leases(redis, "idle"), queue, takes_over=True)
+    rows = ask(leases(redis, "idle"), queue, max_taken_over=32)
     assert len(rows) == 1
     age(redis, rows)
 
-    assert ask(leases(redis, "slow"), queue, takes_over=True) == []
+    assert ask(leases(redis, "slow"), queue, max_taken_over=32) == []
 
 
 def test_a_worker_with_free_rows_takes_over_jobs_unless_it_runs_a_suspect(redis: Redis, queue: Queue):
@@ -225,8 +225,8 @@ def test_a_worker_with_free_rows_takes_over_jobs_unless_it_runs_a_suspect(redis:
     age(redis, ask(leases(redis, "asleep"), queue))
     busy = leases(redis, "busy")
 
-    assert ask(busy, queue, takes_over=True, num_in_flight=1, max_in_flight=1) == []
-    assert len(ask(busy, queue, takes_over=True, num_in_flight=1)) == 2
+    assert ask(busy, queue, max_taken_over=32, num_in_flight=1, max_in_flight=1) == []
+    assert len(ask(busy, queue, max_taken_over=32, num_in_flight=1)) == 2
 
 
 def test_a_job_of_a_worker_of_an_older_version_is_not_taken_over(redis: Redis, queue: Queue):
@@ -235,7 +235,7 @@ def test_a_job_of_a_worker_of_an_older_version_is_not_taken_over(redis: Redis, q
     age(redis, rows)
     redis.hdel(f"rq:execution:{keys(rows)[0]}", "begun")  # as an older version leases it
 
-    assert ask(leases(redis, "idle"), queue, takes_over=True) == []
+    assert ask(leases(redis, "idle"), queue, max_taken_over=32) == []
 
 
 @dataclass

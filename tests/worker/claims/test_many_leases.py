@@ -73,13 +73,13 @@ def test_after_a_look_in_vain_at_many_leases_nobody_looks_for_a_moment(redis: Re
     busy, idle = leases(redis, "busy"), leases(redis, "idle")
     jobs = claim_many(redis, queue, busy)
     ask(busy, queue, 0, begun=[job.lease_key for job in jobs])
-    assert ask(idle, queue, 1, takes_over=True) == []
+    assert ask(idle, queue, 1, max_taken_over=32) == []
     before = num_commands(redis)
-    assert ask(leases(redis, "third"), queue, 1, takes_over=True) == []
+    assert ask(leases(redis, "third"), queue, 1, max_taken_over=32) == []
     assert num_commands(redis) - before < 60
     assert 0 < redis.pttl(store.Keys.nothing_unbegun("demo")) <= 250
 
     late = submit(redis, generate())
     ask(busy, queue, 1, max_in_flight=MANY + 1)
     time.sleep(0.8)
-    assert [job.job_id for job in ask(idle, queue, 1, takes_over=True)] == [late]
+    assert [job.job_id for job in ask(idle, queue, 1, max_taken_over=32)] == [late]

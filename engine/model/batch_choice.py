@@ -14,8 +14,11 @@ import mlx.core as mx
 from scorepool.engine.errors import LoadError
 from scorepool.engine.model import windows
 from scorepool.engine.model.backbone import BackboneAndHead
-from scorepool.engine.model.batch import TILE, BatchInvariant, BatchRunner, PaddedBatch, SequentialBatch
+from scorepool.engine.model.batch import BatchRunner
+from scorepool.engine.model.batch_invariant import TILE, BatchInvariant
+from scorepool.engine.model.padded_batch import PaddedBatch
 from scorepool.engine.model.selftest import SHARING, SPECULATION, SelfTest, find_degeneracy, trial_rows
+from scorepool.engine.model.sequential_batch import SequentialBatch
 from scorepool.engine.model.skipped_layers import skip_equal_layers
 
 log = logging.getLogger(__name__)

@@ -35,8 +35,9 @@ from scorepool.engine.model import (
 from scorepool.engine.model.adapters.bank import AdapterBank
 from scorepool.engine.model.adapters.host import AdapterHost
 from scorepool.engine.model.backbone import BackboneAndHead, split_model
-from scorepool.engine.model.batch import BatchInvariant, BatchRunner, PaddedBatch, SequentialBatch
+from scorepool.engine.model.batch import BatchRunner
 from scorepool.engine.model.batch_choice import choose_batch
+from scorepool.engine.model.batch_invariant import BatchInvariant
 from scorepool.engine.model.classifier_runner import ClassifierRunner
 from scorepool.engine.model.config import Config, load_raw_config
 from scorepool.engine.model.contradictions import refuse_contradictions, refuse_small_vocabulary
@@ -44,6 +45,7 @@ from scorepool.engine.model.device import gpu_kind
 from scorepool.engine.model.draft import DraftModel
 from scorepool.engine.model.images import open_images
 from scorepool.engine.model.mtp import PredictionHead
+from scorepool.engine.model.padded_batch import PaddedBatch
 from scorepool.engine.model.pooling import default_pooling
 from scorepool.engine.model.prefix_store import PrefixStore
 from scorepool.engine.model.prompt_scorer import PromptScorer
@@ -51,6 +53,7 @@ from scorepool.engine.model.ranks.follower import Follower
 from scorepool.engine.model.ranks.group import RankGroup
 from scorepool.engine.model.ranks.leader import LeadingBatch
 from scorepool.engine.model.runner import ModelRunner
+from scorepool.engine.model.sequential_batch import SequentialBatch
 from scorepool.engine.model_info import ModelInfo, Verification
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.chat.codec import ChatCodec

@@ -11,8 +11,8 @@ from mlx_lm.utils import load_model
 from scorepool.engine import Engine, Sampling, Sequence
 from scorepool.engine.model import runner
 from scorepool.engine.model.backbone import split_model
-from scorepool.engine.model.batch import PaddedBatch
 from scorepool.engine.model.config import read_config
+from scorepool.engine.model.padded_batch import PaddedBatch
 from scorepool.engine.scheduling.prefix_cache import Prefix
 from scorepool.engine.scheduling.slice import SchedulerOutput, Slice
 from tests.engine.oracle import Oracle, assert_agrees

@@ -15,9 +15,11 @@ from safetensors.torch import load_file, save_file
 from scorepool.engine import Engine, EngineSettings, Sequence
 from scorepool.engine.model import kv_rollback, selftest
 from scorepool.engine.model.backbone import BackboneTap, FullLogits, split_model
-from scorepool.engine.model.batch import TILE, BatchInvariant, PaddedBatch, SequentialBatch
+from scorepool.engine.model.batch_invariant import TILE, BatchInvariant
 from scorepool.engine.model.config import read_config
+from scorepool.engine.model.padded_batch import PaddedBatch
 from scorepool.engine.model.selftest import SPECULATION, FailedCheck, SelfTest
+from scorepool.engine.model.sequential_batch import SequentialBatch
 from tests.tiny_models import CONTEXT_LENGTH, SLIDING_WINDOW, VOCAB_SIZE, TinyModels
 
 

@@ -13,7 +13,7 @@ from mlx_lm.utils import load_model
 from scorepool.engine import Sampling, Sequence, TokenColumns
 from scorepool.engine.model import runner
 from scorepool.engine.model.backbone import BackboneAndHead, split_model
-from scorepool.engine.model.batch import PaddedBatch
+from scorepool.engine.model.padded_batch import PaddedBatch
 from scorepool.engine.model.runner import EXACT_ROWS, ModelRunner, rows_at_once
 from scorepool.engine.sampling import scoring
 from scorepool.engine.sampling.logprobs import TokenLogprobs, compute_logprobs, split_rows

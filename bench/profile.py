@@ -19,8 +19,8 @@ from bench.generate import to_generate
 from bench.peers import to_sequence
 from bench.unique_prompts import draw_items, geometric_lengths
 from scorepool.engine import Engine, EngineSettings, Sequence
-from scorepool.engine.core import Runner
 from scorepool.engine.engine import open_runner
+from scorepool.engine.runner import Runner
 
 _WAITING = ("threading.py", "acquire")  # of an engine without work
 _Key = tuple[str, int, str]  # file, line, function

@@ -2,7 +2,7 @@
 
     add ──► scheduler ──schedule──► runner.launch ┄┄ runner.read ──► commit ──► Future
 
-Knows no tensors (model/runner.py), and no other thread (engine.py).
+Knows no tensors (runner.py, model/runner.py), and no other thread (engine.py).
 """
 
 import gc
@@ -10,82 +10,27 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
-from scorepool.engine.adapter import Adapter
 from scorepool.engine.adapter_table import AdapterTable
 from scorepool.engine.errors import EngineError, LoadError, ReloadError, UnknownAdapter, WeightsReplaced, as_load_error
 from scorepool.engine.group import Group, WeightsSwitch
 from scorepool.engine.model_info import ModelInfo
+from scorepool.engine.runner import Runner
 from scorepool.engine.scheduling.kv_budget import KVBudget
 from scorepool.engine.scheduling.prefill_pace import PrefillPace
-from scorepool.engine.scheduling.prefix_cache import PrefixCache, Store
+from scorepool.engine.scheduling.prefix_cache import PrefixCache
 from scorepool.engine.scheduling.prefix_stats import PrefixCounts, PrefixStats
-from scorepool.engine.scheduling.prompt_selection import PromptScorer, PromptSelection, selects
-from scorepool.engine.scheduling.proposals import ChosenSource, Draft, DraftSource, NgramSource, ProposalSource
+from scorepool.engine.scheduling.prompt_selection import PromptSelection, selects
+from scorepool.engine.scheduling.proposals import ChosenSource, DraftSource, NgramSource, ProposalSource
 from scorepool.engine.scheduling.scheduler import SHARE_BESIDE_DECODING, Scheduler
-from scorepool.engine.scheduling.slice import SchedulerOutput, SliceResult
+from scorepool.engine.scheduling.slice import SchedulerOutput
 from scorepool.engine.scheduling.speculator import Speculator
 from scorepool.engine.scheduling.stats import EngineStats
 from scorepool.engine.sequence import Sequence
 from scorepool.engine.settings import EngineSettings
-from scorepool.engine.text.chat.codec import ChatCodec
-from scorepool.engine.text.tokenizer import Tokenizer
 
 IDLE_S = 0.01  # for which new sequences may wait while all others are paused
-
-
-class Runner(Protocol):
-    """A loaded model. Make, use and drop it on the MLX thread. Read steps in the order of their launch."""
-
-    model_info: ModelInfo
-    tokenizer: Tokenizer
-    chat: ChatCodec
-    can_share: bool  # sequences can continue from a prefix that was computed for several
-    can_speculate: bool  # a step can verify proposed tokens
-
-    @property
-    def prefix_store(self) -> Store | None:
-        """The store of computed prefixes, if there is one. It ends with the runner."""
-
-    @property
-    def draft(self) -> Draft | None:
-        """The model that proposes tokens, if there is one."""
-
-    @property
-    def prompt_scorer(self) -> PromptScorer | None:
-        """What says which tokens of a prompt matter, if something can."""
-
-    def launch(self, output: SchedulerOutput) -> tuple[Any, list[Sequence]]:
-        """Start one step. Return its handle for `read`, and the sequences that it pauses: see Scheduler."""
-
-    def max_proposed(self, position: int) -> int:
-        """Return how many proposed tokens after the token at `position` a step can verify."""
-
-    def read(self, step: Any) -> list[SliceResult]:
-        """Wait for a step and append to the columns. Return a result for each slice that gave new entries.
-
-        Rejected tokens are dropped from the caches.
-        """
-
-    def release(self, sequences: list[Sequence]) -> None:
-        """Drop the caches of these sequences. One without a cache is ignored."""
-
-    @property
-    def adapter_bytes(self) -> int:
-        """The memory that the loaded adapters take."""
-
-    def load_adapter(self, name: str, folder: str, max_bytes: int) -> Adapter:
-        """Load an adapter beside the others, which take at most `max_bytes` together. Raises AdapterError."""
-
-    def drop_adapters(self, adapters: list[Adapter]) -> None:
-        """Drop adapters that no sequence has."""
-
-    def take_over_adapters(self, closed: Any) -> None:
-        """Take the adapters of a closed runner of the same model."""
-
-    def close(self) -> None:
-        """Drop the weights and all caches, for good. What describes the model stays."""
 
 
 @dataclass(frozen=True, slots=True)

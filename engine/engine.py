@@ -28,12 +28,13 @@ from scorepool.engine.control import (
     DropWeights,
     StageWeights,
 )
-from scorepool.engine.core import EngineCore, Runner
+from scorepool.engine.core import EngineCore
 from scorepool.engine.engine_loop import EngineLoop, Turns
 from scorepool.engine.errors import AdapterError, EngineClosed, EngineDeadError, EngineError, LoadError, ReloadError
 from scorepool.engine.group import Group, WeightsSwitch
 from scorepool.engine.memory_share import MemoryShare
 from scorepool.engine.model_info import ModelInfo
+from scorepool.engine.runner import Runner
 from scorepool.engine.scheduling.stats import EngineStats
 from scorepool.engine.sequence import Sequence
 from scorepool.engine.settings import EngineSettings

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from scorepool.engine.control import SetMemory
-from scorepool.engine.core import Runner
 from scorepool.engine.engine import Engine, open_runner
 from scorepool.engine.engine_loop import EngineLoop
 from scorepool.engine.errors import LoadError
 from scorepool.engine.residency import Residency
+from scorepool.engine.runner import Runner
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.weights_size import weights_bytes
 

@@ -2,7 +2,7 @@
 
     request.py        jobs, as clients submit them: score.py, generate.py, chat.py, classify.py, embed.py, tokenize.py,
                       on submission.py; the types of their fields are in request_fields.py
-    result.py         outcomes of jobs
+    result.py         outcomes of jobs                   provenance.py     what computed them
     reply.py          replies of the native API          token_delta.py    tokens of running jobs
     webhook.py        endpoints and deliveries           webhook_event.py  payloads of deliveries
     columns.py        per-token columns                   codec.py          JSON and msgpack
@@ -13,7 +13,7 @@
     progress.py       how far running jobs are           model_comparison.py  how far two models are apart
     cached.py         entries of the result cache        adapter.py        adapters that come and go
     image.py          images of requests                 image_header.py   their formats and sizes
-    checkpoint.py     finished rows of running jobs
+    checkpoint.py     finished rows of running jobs      compared.py       what compare jobs find
 
 To add a kind of job, change these places: a `Submission` in a module of its own, and its names in `Request` and `Kind`
 of `request.py`; the limits in `api/admission.py`; the translation in `worker/inference/translate.py` and
@@ -50,6 +50,7 @@ from scorepool.wire.codec import (
     parse,
 )
 from scorepool.wire.columns import Floats, LogprobsMode, StreamedColumns
+from scorepool.wire.compared import ComparedSequence, Divergence, ModelComparison
 from scorepool.wire.comparison import (
     Comparison,
     ScoredSequence,
@@ -69,6 +70,7 @@ from scorepool.wire.image import Image
 from scorepool.wire.model_comparison import divergence, join_comparisons
 from scorepool.wire.packed import PackedColumns, join_packed
 from scorepool.wire.progress import Progress, Progresses
+from scorepool.wire.provenance import Provenance, Usage, Verification
 from scorepool.wire.quote import cut, quote
 from scorepool.wire.reply import (
     Accepted,
@@ -95,20 +97,14 @@ from scorepool.wire.request_fields import Priority
 from scorepool.wire.result import (
     Channel,
     Classification,
-    ComparedSequence,
-    Divergence,
     DraftLogprob,
     Embedding,
     Failure,
     FailureCode,
-    ModelComparison,
     Outcome,
-    Provenance,
     Result,
     SequenceResult,
     ToolCallResult,
-    Usage,
-    Verification,
     map_failures,
 )
 from scorepool.wire.score import Compare, Score, ScoreItem, base_job_id

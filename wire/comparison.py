@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from scorepool.wire.codec import encode
 from scorepool.wire.columns import Floats
-from scorepool.wire.result import Provenance
+from scorepool.wire.provenance import Provenance
 
 # Nats by dtype: about ten times what rounding alone does (docs/numbers.md, "Modes").
 ROUNDING_NATS = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.8}

@@ -6,8 +6,8 @@ from msgspec import Meta, Struct
 
 from scorepool.wire.columns import Floats
 from scorepool.wire.comparison import Comparison, ScoredSequence, compare, tolerance_nats
+from scorepool.wire.provenance import Provenance
 from scorepool.wire.request_fields import TokenId
-from scorepool.wire.result import Provenance
 
 
 class Computation(Struct, frozen=True, kw_only=True):

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from math import fsum, sqrt
 
+from scorepool.wire.compared import Divergence, ModelComparison
 from scorepool.wire.comparison import join_stamps
-from scorepool.wire.result import Divergence, ModelComparison
 
 
 def divergence(values: Sequence[float]) -> Divergence:

@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from scorepool.wire.embed import Pooling
+from scorepool.wire.provenance import Provenance
 from scorepool.wire.request import Kind
-from scorepool.wire.result import Failure, Provenance, Result
+from scorepool.wire.result import Failure, Result
 
 Status = Literal["queued", "started", "finished", "failed", "canceled"]
 

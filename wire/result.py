@@ -7,8 +7,10 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from scorepool.wire.columns import Floats, LogprobsMode, StreamedColumns
+from scorepool.wire.compared import ModelComparison
 from scorepool.wire.extras import import_for
 from scorepool.wire.packed import PackedColumns, unpacked_columns
+from scorepool.wire.provenance import Provenance, Usage
 
 if TYPE_CHECKING:
     import pandas
@@ -53,95 +55,6 @@ class Failure(Struct, tag="failure", frozen=True, kw_only=True, omit_defaults=Tr
     code: Annotated[FailureCode, Meta(description=FAILURE_CODES)]
     message: Annotated[str, Meta(description="A sentence that names the field, the value and what is expected.")]
     field: Annotated[str | None, Meta(description="The field of the request that is at fault.")] = None
-
-
-class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Count the tokens that a job read and wrote."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: Annotated[
-        int,
-        Meta(
-            description="Prompt tokens that were not computed for this job: of a prefix that it shares with others, or "
-            "of items from the result cache. Absent: none."
-        ),
-    ] = 0
-    kept_tokens: Annotated[
-        int | None,
-        Meta(
-            description="Prompt tokens that went through the model, with `specprefill`: all of them if the prompt is "
-            "short. Absent: all of them, without it."
-        ),
-    ] = None
-    speculation: Annotated[
-        Literal["ngram", "draft", "mtp"] | None,
-        Meta(description="The source of proposed tokens: n-grams, a draft model or the model's head. Absent: none."),
-    ] = None
-    speculation_tokens: Annotated[
-        int, Meta(description="Proposed tokens in one step, at most. Absent: none were to be proposed.")
-    ] = 0
-    proposed_tokens: Annotated[int, Meta(description="Tokens that speculation proposed. Absent: none.")] = 0
-    accepted_tokens: Annotated[int, Meta(description="Proposed tokens that the model generated. Absent: none.")] = 0
-
-
-class Verification(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Say whether `scorepool certify` found a model's numbers to be transformers', as the model is served."""
-
-    status: Literal["verified", "unverified"]
-    reason: Annotated[str | None, Meta(description="The reason why the model is unverified.")] = None
-    by: Annotated[str | None, Meta(description="The name of who certified the model.")] = None
-    at: Annotated[str | None, Meta(description="Time of the comparison: UTC, as in ISO 8601.")] = None
-    max_error_nats: Annotated[float | None, Meta(description="Largest difference of a logprob.")] = None
-    rms_error_nats: Annotated[float | None, Meta(description="Root mean square of the differences.")] = None
-    certificate: Annotated[str | None, Meta(description="The first 16 digits of the certificate's digest.")] = None
-
-
-class Provenance(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Name the model, weights and software that computed a result.
-
-    Results are comparable if their stamps are equal, apart from `verification`, `weights_version`, `cached` and
-    `cached_items`.
-    """
-
-    model: str
-    fingerprint: Annotated[str, Meta(description="Hash of the weights, the configuration and the tokenizer.")]
-    dtype: str
-    quantization: str | None
-    adapter: Annotated[
-        str | None, Meta(description="Name of the LoRA adapter, `@` and the first 16 digits of its fingerprint.")
-    ]
-    mode: Annotated[str, Meta(description='"default", "exact", or "one row at a time": see docs/numbers.md.')]
-    backend: Annotated[str, Meta(description='Device and matrix library, such as "metal (Apple M2 Ultra)".')]
-    versions: Annotated[dict[str, str], Meta(description="The versions of scorepool, mlx and mlx-lm.")]
-    verification: Annotated[Verification | None, Meta(description="Absent in results of releases without it.")] = None
-    pooling: Annotated[
-        Literal["last", "mean"] | None, Meta(description="The pooling of the embeddings. Only of an embed job.")
-    ] = None
-    approximate: Annotated[
-        Literal["specprefill"] | None,
-        Meta(
-            description="The reason why the numbers are not the model's for the whole prompt: `specprefill` left some "
-            "of its tokens out. Absent: they are."
-        ),
-    ] = None
-    cached: Annotated[
-        bool,
-        Meta(
-            description="True if nothing was computed for this job: every number is of an earlier or a concurrent one "
-            "with the same tokens and options. Absent: false."
-        ),
-    ] = False
-    cached_items: Annotated[
-        int, Meta(description="Sequences whose numbers were not computed for this job. Absent: none.")
-    ] = 0
-    weights_version: Annotated[
-        int | None,
-        Meta(
-            description="The version of the weights; 0: those that the worker was started with. Absent in results of "
-            "releases without it."
-        ),
-    ] = None
 
 
 class ToolCallResult(Struct, frozen=True, kw_only=True):
@@ -282,51 +195,6 @@ class Embedding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     values: Annotated[Floats, Meta(description="The numbers: the width of the model, or `dimensions`.")]
     num_tokens: Annotated[int, Meta(description="Tokens of the item.")]
     truncated: Annotated[int, Meta(description="Number of tokens that `truncate` cut.")] = 0
-
-
-class Divergence(Struct, frozen=True, kw_only=True):
-    """Summarise KL divergences, in nats, over all tokens. The names are those of llama.cpp's perplexity tool."""
-
-    mean: float
-    median: float
-    p99: Annotated[float, Meta(description="99 % of the tokens have at most this much.")]
-    max: float
-
-
-class ComparedSequence(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Compare the tokens of one sequence under two models. The columns have one entry per token of the result.
-
-    A text's first token has no distribution, and null entries, if the model's texts begin without BOS.
-    """
-
-    base_logprobs: Annotated[Floats, Meta(description="Logprobs of the tokens under the base.")]
-    kld_lower: Annotated[Floats, Meta(description="KL(base || model) of each distribution, at least.")]
-    kld_upper: Annotated[Floats, Meta(description="The same, at most. Equal if the whole vocabulary was compared.")]
-    same_top: Annotated[list[bool | None], Meta(description="True where both find the same token most likely.")]
-    base_ranks: Annotated[
-        list[int | None] | None, Meta(description="Ranks of the tokens under the base, with `rank`.")
-    ] = None
-
-
-class ModelComparison(Struct, frozen=True, kw_only=True):
-    """Say how far a model is from its base, over all tokens of all sequences.
-
-    `kld_lower` and `kld_upper` are KL(base || model) from the base's `num_top` most likely tokens, with what the others
-    add at least and at most. Both are exact, and equal, if these are all.
-    """
-
-    base: Annotated[Provenance, Meta(description="The stamp of the base's result.")]
-    base_job_id: Annotated[str, Meta(description="The score job of the base.")]
-    num_tokens: int
-    num_top: int
-    is_exact: Annotated[bool, Meta(description="True if the whole vocabulary was compared.")]
-    kld_lower: Divergence
-    kld_upper: Divergence
-    same_top_p: Annotated[float, Meta(description="Share of the tokens where both find the same one most likely.")]
-    mean_delta_p: Annotated[float, Meta(description="Mean of p(model) - p(base) of the tokens, from -1 to 1.")]
-    rms_delta_p: Annotated[float, Meta(description="Root mean square of these differences.")]
-    logprob_sum_difference: Annotated[float, Meta(description="log p(model) - log p(base) of all tokens together.")]
-    sequences: list[ComparedSequence]
 
 
 class Result(Struct, tag="result", frozen=True, kw_only=True, omit_defaults=True):

@@ -31,7 +31,10 @@ class ObjectStore:
     def __init__(self, url: str) -> None:
         """Raises SettingsError if the URL cannot be one of a store, or is a folder that does not exist."""
         place = f"SCOREPOOL_RESULT_STORE={url[:100]!r}"
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:  # brackets that enclose no IPv6 address
+            raise SettingsError(f"{place}: {error}") from None
         self._folder = Path(unquote(parts.path)) if parts.scheme == "file" else None
         if self._folder is not None and (parts.netloc not in ("", "localhost") or not self._folder.is_dir()):
             raise SettingsError(f"{place}: expected the URL of a folder that exists, such as file:///Volumes/results")

@@ -142,7 +142,7 @@ class Score(Submission, tag="score", frozen=True, kw_only=True):
 
 
 DEFAULT_COMPARED = 128  # most likely tokens of the base
-NOT_COMPARED = ("score", "targets", "entropy", "packed", "on_item_error", "truncate")
+NOT_COMPARED = ("images", "score", "targets", "entropy", "packed", "on_item_error", "truncate")
 
 
 class Compare(Score, tag="compare", frozen=True, kw_only=True):
@@ -171,8 +171,8 @@ class Compare(Score, tag="compare", frozen=True, kw_only=True):
         for index, item in enumerate(self.items):
             if item.targets is not None:
                 raise ValueError(f"`items[{index}].targets` does not go with a compare job")
-        if self.images or any(item.images for item in self.items):
-            raise ValueError("`images` does not go with a compare job")
+            if item.images:
+                raise ValueError(f"`items[{index}].images` does not go with a compare job")
         if self.top_logprobs == 0:
             raise ValueError("`top_logprobs` must be at least 1, or -1 for the whole vocabulary")
 

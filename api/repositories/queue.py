@@ -260,6 +260,7 @@ _LATER_FIELDS: dict[str, object] = {
     "regex": None,
     "choice": None,
     "grammar": None,
+    "images": [],
     "speculation": None,
     "speculation_tokens": None,
     "include_draft_logprobs": False,

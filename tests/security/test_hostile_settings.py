@@ -10,6 +10,7 @@ ANYTHING |= {
     "adapters",
     "drafts",
     "models",
+    "result_store",
     "uds",
     "url",
     "api_key",

@@ -55,6 +55,7 @@ def test_an_object_is_written_read_and_deleted(tmp_path: Path):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
+        ("file://[", "Invalid IPv6 URL"),
         ("/srv/results", "expected a URL that begins with file://, s3://, gs://, az://"),
         ("http://example.com/", "expected a URL that begins with"),
         ("file:///no/such/folder", "expected the URL of a folder that exists"),

@@ -181,7 +181,7 @@ def test_the_cache_is_bounded_in_bytes_and_counts_what_it_gave(policy: Stack, bo
     def is_counted() -> bool:
         found = metrics()
         hits, misses = ('lookups_total{outcome="hit"}', 'lookups_total{outcome="miss"}')
-        return found[hits] >= before[hits] + 20 and found[misses] == before[misses] + 400
+        return found[hits] >= before[hits] + 20 and found[misses] >= before[misses] + 400
 
     until(is_counted, 30)
     found = metrics()

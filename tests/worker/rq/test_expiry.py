@@ -10,6 +10,7 @@ from redis import Redis
 from scorepool import store, wire
 from scorepool.api.http.large_replies import own_results
 from scorepool.api.repositories.jobs import Jobs
+from scorepool.api.repositories.stored_results import StoredResults
 from scorepool.store import Keys, RqKeys
 from scorepool.worker.rq.sweep import Sweep
 from tests.worker.conftest import Workers, generate, outcome, submit, until
@@ -23,7 +24,7 @@ def read(redis_url: str, job_id: str) -> wire.Job:
     async def run() -> wire.Job:
         async with redis.asyncio.Redis.from_url(redis_url) as connection:
             with own_results("alice") as held:
-                return await Jobs(connection).read("alice", job_id, held)
+                return await Jobs(connection, StoredResults(connection, None)).read("alice", job_id, held)
 
     return asyncio.run(run())
 

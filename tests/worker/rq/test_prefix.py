@@ -19,6 +19,7 @@ import asyncio, json, os, sys
 from redis.asyncio import Redis
 from scorepool import store, wire
 from scorepool.api.repositories.jobs import Jobs
+from scorepool.api.repositories.stored_results import StoredResults
 from scorepool.api.repositories.queue import Queue
 async def main():
     redis = Redis.from_url(sys.argv[1])
@@ -27,7 +28,7 @@ async def main():
     request = wire.Generate(model="demo", prompt=store.Keys.models, max_tokens=2, webhook=webhook)
     [job_id] = await queue.job_ids("alice", "the same key", None)
     await queue.submit("alice", [request], [job_id])
-    page = await Jobs(redis).page("alice", None, 10)
+    page = await Jobs(redis, StoredResults(redis, None)).page("alice", None, 10)
     print(json.dumps({"id": job_id, "listed": [job.id for job in page.jobs]}))
 asyncio.run(main())
 """
@@ -43,10 +44,13 @@ READ = """
 import asyncio, json, sys
 from redis.asyncio import Redis
 from scorepool.api.repositories.jobs import Jobs
+from scorepool.api.repositories.stored_results import StoredResults
 async def main():
+    redis = Redis.from_url(sys.argv[1])
+    jobs = Jobs(redis, StoredResults(redis, None))
     for job_id in sys.argv[2:]:
         try:
-            print((await Jobs(Redis.from_url(sys.argv[1])).read_state("alice", job_id)).status)
+            print((await jobs.read_state("alice", job_id)).status)
         except Exception as error:
             print(type(error).__name__)
 asyncio.run(main())

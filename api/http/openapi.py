@@ -1,6 +1,7 @@
 """Build the OpenAPI document: FastAPI's paths, schemas of the wire types, and every error answer."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from inspect import cleandoc
@@ -41,6 +42,7 @@ _REPLY_HEADERS: dict[int, dict[str, str]] = {
 }
 
 _types: dict[str, Any] = {}  # every type that a route of any application in this process declares, by its repr
+_references: dict[str, dict[str, Any]] = {}  # what `_schema` returns for them
 
 
 def _floats(message_type: type) -> dict[str, Any]:
@@ -56,9 +58,12 @@ def _schema(message_type: Any) -> dict[str, Any]:
     """
     if isinstance(message_type, tuple):
         return {"anyOf": [_schema(each) for each in message_type]}
-    _types[repr(message_type)] = message_type
-    (schema,), _ = msgspec.json.schema_components([message_type], schema_hook=_floats, ref_template=_REF)
-    return schema
+    name = repr(message_type)
+    if name not in _references:  # routes declare the same few types hundreds of times
+        _types[name] = message_type
+        (schema,), _ = msgspec.json.schema_components([message_type], schema_hook=_floats, ref_template=_REF)
+        _references[name] = schema
+    return deepcopy(_references[name])
 
 
 def _content(message_type: Any) -> dict[str, Any]:

@@ -262,6 +262,7 @@ def test_a_job_that_was_canceled_and_deleted_runs_again_under_its_key(client: Cl
     job = client.submit(request, idempotency_key="compare-2")
     client.cancel(job.id)
     client.job(wire.base_job_id(job.id), wait_s=60)
+    assert client.job(job.id, wait_s=60).status == "canceled"  # if a worker had it, it is ended there
     client.delete(job.id)
     again = client.submit(request, idempotency_key="compare-2")
     assert again.id == job.id

@@ -19,6 +19,7 @@ import os
 from typing import get_args
 
 from scorepool.wire.request_fields import Priority
+from scorepool.wire.stored_result import MAX_RECORD_BYTES
 
 DEFAULT_PREFIX = "scorepool"
 PREFIX = os.environ.get("SCOREPOOL_REDIS_PREFIX", DEFAULT_PREFIX)  # every process checks it with Settings.load
@@ -404,6 +405,7 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "CHECKPOINT_": Keys.checkpoint(""),
     "CHECKPOINT_COUNTS": Keys.checkpoint_counts,
     "STORED_RESULTS": Keys.stored_results,
+    "MAX_RECORD_BYTES": MAX_RECORD_BYTES,
     "DELIVERY_ID_": Keys.delivery(""),
     "ENDPOINTS_OF_": Keys.endpoints_of(""),
     "FILE_": Keys.file(""),

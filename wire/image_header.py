@@ -12,6 +12,7 @@ _GIF = (b"GIF87a", b"GIF89a")
 # A JPEG's markers: those of frames hold the size, those without a length stand alone.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _ALONE = frozenset((0x01, *range(0xD0, 0xD9)))
+MAX_PARTS = 2**16  # of a file that stand before its size: cameras write dozens, and a client could write millions
 
 
 class ImageHeader(NamedTuple):
@@ -44,6 +45,10 @@ def _read(name: str, data: bytes, size_of: Callable[[bytes], tuple[int, int]]) -
     return ImageHeader(name, width, height)
 
 
+def _too_late(name: str) -> ValueError:
+    return ValueError(f"expected the size of a {name} image among its first {MAX_PARTS} parts, found none")
+
+
 def _number(data: bytes, start: int, num_bytes: int, *, is_little: bool = False) -> int:
     found = data[start : start + num_bytes]
     if len(found) < num_bytes:
@@ -59,29 +64,38 @@ def _png_size(data: bytes) -> tuple[int, int]:
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
     at = 2
-    while True:
+    for _ in range(MAX_PARTS):
         if data[at] != 0xFF:
             raise ValueError(f"expected a marker at byte {at} of a JPEG image, found {data[at]:#04x}")
-        while data[at] == 0xFF:  # padding may stand before a marker
+        marker = data[at + 1]
+        if marker == 0xFF:  # padding may stand before a marker
             at += 1
-        marker = data[at]
-        at += 1
+            continue
+        at += 2
         if marker in _FRAMES:
             return _number(data, at + 5, 2), _number(data, at + 3, 2)
         if marker == 0xDA:
             raise ValueError("expected the size of a JPEG image before its pixels, found none")
         if marker not in _ALONE:
             at += max(2, _number(data, at, 2))
+    raise _too_late("JPEG")
 
 
 def _gif_size(data: bytes) -> tuple[int, int]:
     width, height = _number(data, 6, 2, is_little=True), _number(data, 8, 2, is_little=True)
     at = 13 + (3 << (data[10] & 7) + 1 if data[10] >> 7 else 0)
-    while data[at] == 0x21:  # an extension: its blocks end with an empty one
-        at += 2
-        while data[at]:
+    in_extension = False  # whose blocks end with an empty one
+    for _ in range(MAX_PARTS):
+        if in_extension:
+            in_extension = data[at] != 0
             at += data[at] + 1
-        at += 1
+        elif data[at] == 0x21:
+            in_extension = True
+            at += 2
+        else:
+            break
+    else:
+        raise _too_late("GIF")
     if data[at] != 0x2C:
         raise ValueError("expected a GIF image with a frame, found none")
     left, top, frame_width, frame_height = (_number(data, at + 1 + 2 * each, 2, is_little=True) for each in range(4))

@@ -50,8 +50,8 @@ ChosenSpeculation = Annotated[  # of dialects
 ]
 SpeculationTokens = Annotated[int, Meta(ge=1, le=16)]
 MostProposedTokens = Annotated[
-    int,
-    Meta(ge=1, le=16, description="An addition. Proposed tokens in one step, at most; the worker may allow fewer."),
+    SpeculationTokens,
+    Meta(description="An addition. Proposed tokens in one step, at most; the worker may allow fewer."),
 ]
 KeepPct = Annotated[float, Meta(ge=1, le=100)]
 DEFAULT_KEEP_PCT = 20.0

@@ -16,6 +16,7 @@ from scorepool.wire.codec import Invalid, encode, parse
 from scorepool.wire.result import Failure, Result, SequenceResult
 
 FRAME_BYTES = 256 * 1024  # of sequences, about; one that has more has a frame of its own
+MAX_RECORD_BYTES = 512  # of an encoded StoredResult, which is how Redis's scripts and the API tell it from a result
 _HEADER = ByteStruct(">QI")  # length and CRC-32
 _ARRAY_HEADER_BYTES = 5
 

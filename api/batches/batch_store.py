@@ -19,12 +19,11 @@ from scorepool.api.repositories.jobs import status_of
 from scorepool.store.scripts import load
 from scorepool.wire.batch import Batch, RequestCounts
 from scorepool.wire.file import FileObject
-from scorepool.wire.stored_result import StoredResult, decode_recorded
+from scorepool.wire.stored_result import MAX_RECORD_BYTES, StoredResult, decode_recorded
 
 OutputKind = Literal["output", "error"]
 _COUNT_OUTPUT = load("count_output.lua")
 FIRST_S = 2.0  # a worker's first lines end together, and are found in several looks
-MAX_STORED_BYTES = 256  # of a wire.StoredResult
 ENDED_JOB_TTL_S = 60  # how long jobs are kept after the output of their line is written
 
 
@@ -70,7 +69,7 @@ class BatchStore:
             for ids_of_line in job_ids:
                 for job_id in ids_of_line:
                     pipeline.strlen(store.Keys.outcome(job_id))
-                    pipeline.getrange(store.Keys.outcome(job_id), 0, MAX_STORED_BYTES)
+                    pipeline.getrange(store.Keys.outcome(job_id), 0, MAX_RECORD_BYTES - 1)
             replies = await decode.execute(pipeline)
         sizes = iter([_result_bytes(*reply) for reply in zip(replies[::2], replies[1::2], strict=True)])
         return [sum(next(sizes) for _ in of_line) for of_line in job_ids]
@@ -142,7 +141,7 @@ class BatchStore:
 
 def _result_bytes(num_bytes: int | None, beginning: bytes | None) -> int:
     """Return the bytes of a result, from the length and the beginning of what Redis holds."""
-    if not num_bytes or not beginning or num_bytes > MAX_STORED_BYTES:
+    if not num_bytes or not beginning or num_bytes > MAX_RECORD_BYTES:
         return num_bytes or 0
     try:
         outcome = decode_recorded(beginning)

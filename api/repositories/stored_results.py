@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 from redis.asyncio import Redis
@@ -115,12 +116,20 @@ class StoredResults:
     async def delete_unneeded(self, result_store: ResultStore) -> bool:
         """Delete objects that no job needs; return whether there may be more.
 
-        Raises RedisError, ResultStoreError.
+        Raises RedisError, and ResultStoreError if one could not be deleted.
         """
         found: Any = await self._check(args=[MAX_CHECKED, CHECK_AGAIN_S, RETRY_S])
+        failed: ResultStoreError | None = None
         for lease_key in found:
-            await result_store.delete(path_of_lease(decode.text(lease_key)))
+            with suppress(ValueError):  # another client's ids, which name no object
+                try:
+                    await result_store.delete(path_of_lease(decode.text(lease_key)))
+                except ResultStoreError as error:
+                    failed = error  # the script finds it again; the others are deleted now
+                    continue
             await self._redis.zrem(store.Keys.stored_results, lease_key)
+        if failed is not None:
+            raise failed
         return bool(found)
 
 

@@ -254,6 +254,9 @@ def test_openrlhf_reads_the_reward_of_each_text(only_rm: str, served: Served):
         ("<e><e>a<e><e>", "<e>", "a<e>"),  # padded with the end token, of which one is the text's own
         ("<e>a", "<e>", "a"),
         ("<p>a<e>", None, "<p>a<e>"),
+        ("<e>" * 4, "<e>", "<e>"),
+        # Each step of a quadratic search would copy 6 MB.
+        pytest.param("<p>" * 10**6 + "a" + "<p>" * 10**6, "<p>", "a", id="long"),
     ],
 )
 def test_padding_around_a_text_is_left_out(text: str, pad: str | None, expected: str):

@@ -55,6 +55,12 @@ def _reads(data: bytes) -> bool:
         (png_header(1, 1), "expected an image of at least 4 x 4 pixels, found 1 x 1"),
         (png_header(0, 100), "expected an image of at least 4 x 4 pixels, found 0 x 100"),
         (png_header(50_000, 50_000), "expected an image of at most 67108864 pixels, found 50000 x 50000"),
+        (b"\xff\xd8" + b"\xff" * 2**17, "expected the size of a JPEG image among its first 65536 parts, found none"),
+        (b"\xff\xd8" + b"\xff\xe0\x00\x02" * 2**17, "expected the size of a JPEG image among its first 65536 parts"),
+        (
+            b"GIF89a" + bytes(7) + b"\x21\xff\x00" * 2**17,
+            "expected the size of a GIF image among its first 65536 parts",
+        ),
         (png_header(4, 1000), "expected an image whose sides have a ratio of at most 200, found 4 x 1000"),
     ],
 )

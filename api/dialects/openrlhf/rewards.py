@@ -77,12 +77,13 @@ def _without_padding(text: str, tokenizer: wire.TokenizerInfo | None) -> str:
     pad = tokenizer and tokenizer.pad_token
     if not pad:
         return text
-    is_padded_after = text.endswith(pad)
-    while text.startswith(pad):
-        text = text.removeprefix(pad)
-    while text.endswith(pad):
-        text = text.removesuffix(pad)
-    return text + pad if is_padded_after and tokenizer and pad == tokenizer.eos_token else text
+    start, end = 0, len(text)
+    while text.startswith(pad, start):
+        start += len(pad)
+    while text.endswith(pad, start, end):
+        end -= len(pad)
+    keeps_one = text.endswith(pad) and tokenizer is not None and pad == tokenizer.eos_token
+    return text[start:end] + (pad if keeps_one else "")
 
 
 _other_field = map_field({})

@@ -86,8 +86,8 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omi
     images: Images = []
 
     def __post_init__(self) -> None:
-        if self.images and self.role != "user":
-            raise ValueError(f"`images` belong to a message of the user, found one of role {self.role}")
+        if self.images and self.role not in ("user", "tool"):
+            raise ValueError(f"`images` belong to messages of the user and of tools, found one of role {self.role}")
         check_places(self.images, self.content, "content")
 
 

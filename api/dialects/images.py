@@ -1,7 +1,10 @@
-"""Read the images that clients send as URLs, and translate them to wire images. Pure."""
+"""Read the images that clients send as URLs or base64, and translate them to wire images. Pure."""
 
 import binascii
 import re
+from collections.abc import Iterable
+
+from msgspec.structs import replace
 
 from scorepool import wire
 
@@ -9,22 +12,36 @@ _DATA_URL = re.compile(r"data:image/[A-Za-z0-9.+-]+((?:;[^;,]*)*),", re.IGNORECA
 EXPECTED = "expected a data URL, as data:image/png;base64,..."
 
 
-def to_image(url: str, at: int = 0) -> wire.Image:
-    """Return the image of a data URL, which stands after `at` characters of its text. Raises ValueError."""
+def to_image(url: str) -> wire.Image:
+    """Return the image of a data URL. Raises ValueError."""
     if url[:8].lower().startswith(("http:", "https:")):
         raise ValueError(f"{EXPECTED}, because this server fetches no images, found {wire.quote(url)}")
     match = _DATA_URL.match(url[:200])
     if match is None or not match[1].lower().endswith(";base64"):
         raise ValueError(f"{EXPECTED}, found {wire.quote(url[:40])}")
-    return from_base64(url[match.end() :], at)
+    return from_base64(url[match.end() :], "after the data URL's comma")
 
 
-def from_base64(text: str, at: int = 0) -> wire.Image:
-    """Return the image that base64 holds. Raises ValueError."""
+def from_base64(text: str, place: str) -> wire.Image:
+    """Return the image that base64 holds; `place` says where it stands. Raises ValueError."""
     try:
         data = binascii.a2b_base64(text, strict_mode=True)
     except ValueError as error:
-        raise ValueError(f"expected base64 after the data URL's comma: {error}") from None
+        raise ValueError(f"expected base64 {place}: {error}") from None
     if not data:
         raise ValueError("expected an image, found no bytes")
-    return wire.Image(data=data, at=at)
+    return wire.Image(data=data)
+
+
+def join(pieces: Iterable[str | wire.Image]) -> tuple[str, list[wire.Image]]:
+    """Return the text of all pieces, joined without a separator, and the images with their places in it."""
+    texts: list[str] = []
+    images: list[wire.Image] = []
+    at = 0
+    for piece in pieces:
+        if isinstance(piece, str):
+            texts.append(piece)
+            at += len(piece)
+        else:
+            images.append(replace(piece, at=at) if at else piece)
+    return "".join(texts), images

@@ -3,13 +3,19 @@
 import base64
 import json
 import tracemalloc
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from redis import Redis
 
 from scorepool import wire
+from scorepool.api.dialects import images
+from scorepool.api.dialects.anthropic.messages import MessagesRequest
+from scorepool.api.dialects.anthropic.messages import to_request as of_messages
 from scorepool.api.dialects.openai.chat import ChatRequest, to_request
+from scorepool.api.dialects.openai.responses import ResponseRequest
+from scorepool.api.dialects.openai.responses import to_request as of_responses
 from tests.api.conftest import Serving, generate, score
 from tests.api.fake_worker import FakeWorker
 from tests.images import data_url, image_bytes, image_part, png_header
@@ -68,7 +74,87 @@ def test_parts_of_a_chat_keep_their_order():
     assert wire.decode_request(wire.encode(job)) == job
 
 
+def responses(*parts: Any, **changes: Any) -> dict[str, Any]:
+    return {"model": "see", "input": [{"role": "user", "content": [*parts]} | changes]}
+
+
+def anthropic(*blocks: Any, role: str = "user") -> dict[str, Any]:
+    return {"model": "see", "messages": [{"role": role, "content": [*blocks]}], "max_tokens": 4}
+
+
+def input_image(url: str) -> dict[str, Any]:
+    return {"type": "input_image", "image_url": url, "detail": "auto"}
+
+
+def image_block(data: str) -> dict[str, Any]:
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+
+
+def test_the_dialects_make_one_job_of_the_same_images():
+    """Also of those that a tool returned."""
+    url, text = data_url(image_bytes()), "Look"
+    call = {"name": "look", "arguments": "{}"}
+    chat_body = {
+        "model": "see",
+        "max_tokens": 4,
+        "temperature": 1,
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": text}, image_part(image_bytes())]},
+            {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": call}]},
+            {
+                "role": "tool",
+                "tool_call_id": "a",
+                "content": [image_part(image_bytes()), {"type": "text", "text": "b"}],
+            },
+        ],
+    }
+    said = {"type": "input_text", "text": "b"}
+    responses_body = {
+        "model": "see",
+        "max_output_tokens": 4,
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": text}, input_image(url)]},
+            {"type": "function_call", "call_id": "a", **call},
+            {"type": "function_call_output", "call_id": "a", "output": [input_image(url), said]},
+        ],
+    }  # fmt: skip
+    block = image_block(IMAGE)
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [block, {"type": "text", "text": "b"}]}
+    messages_body = {
+        "model": "see",
+        "max_tokens": 4,
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": text}, block]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "look", "input": {}}]},
+            {"role": "user", "content": [result]},
+        ],
+    }
+    job = to_request(wire.parse(json.dumps(chat_body).encode(), ChatRequest), 60)
+    assert [[image.at for image in message.images] for message in job.messages or ()] == [[4], [], [0]]
+    assert of_responses(wire.parse(json.dumps(responses_body).encode(), ResponseRequest), 60) == job
+    assert of_messages(wire.parse(json.dumps(messages_body).encode(), MessagesRequest), 60) == job
+
+
+def test_base64_is_decoded_once(monkeypatch: pytest.MonkeyPatch):
+    decoded: list[str] = []
+    monkeypatch.setattr(
+        images, "binascii", SimpleNamespace(a2b_base64=lambda text, **_: decoded.append(text) or image_bytes())
+    )
+    bodies: list[tuple[dict[str, Any], Any, Any]] = [
+        (chat(image_part(image_bytes())), ChatRequest, to_request),
+        (responses(input_image(data_url(image_bytes()))), ResponseRequest, of_responses),
+        (anthropic(image_block(IMAGE)), MessagesRequest, of_messages),
+    ]  # fmt: skip
+    for body, body_type, build in bodies:
+        build(wire.parse(json.dumps(body).encode(), body_type), 60)
+    assert len(decoded) == len(bodies)
+
+
 CHAT, JOBS, PART = "/v1/chat/completions", "/v1/jobs", "messages[0].content[0].image_url"
+RESPONSES, MESSAGES, BLOCK = "/v1/responses", "/v1/messages", "messages[0].content[0]"
+INPUT = "input[0].content[0]"
+BY_FILE = {"type": "image", "source": {"type": "file", "file_id": "a"}}
+BY_URL = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}
 BAD: list[tuple[str, dict[str, Any], int, str, str]] = [
     (CHAT, by_url(data_url(b"hello")), 400, PART, "expected a PNG"),
     (CHAT, by_url("data:image/png;base64,@@@"), 400, PART, "base64"),
@@ -80,7 +166,25 @@ BAD: list[tuple[str, dict[str, Any], int, str, str]] = [
     (CHAT, by_url(data_url(png_header(1, 1))), 400, PART, "1 x 1"),
     (CHAT, by_url(data_url(png_header(50_000, 50_000))), 400, PART, "50"),
     (CHAT, by_url(data_url(png_header(6_000, 6_000))), 400, "messages[0].content", "IMAGE_PIXELS"),
-    (CHAT, chat(image_part(image_bytes()), role="system"), 400, "messages[0].content", "messages of the user"),
+    (CHAT, chat(image_part(image_bytes()), role="system"), 400, "messages[0].content", "those of the user and tools"),
+    (CHAT, chat(image_part(image_bytes()), model="demo"), 400, "messages[0].content", "takes no images"),
+    (RESPONSES, responses(input_image(data_url(b"hello"))), 400, f"{INPUT}.image_url", "expected a PNG"),
+    (RESPONSES, responses(input_image(data_url(png_header(50_000, 50_000)))), 400, f"{INPUT}.image_url", "50"),
+    (RESPONSES, responses(input_image("https://example.com/a.png")), 400, f"{INPUT}.image_url", "fetches no"),
+    (RESPONSES, responses({"type": "input_image", "file_id": "file-1"}), 400, f"{INPUT}.file_id", "null"),
+    (RESPONSES, responses({"type": "input_image"}), 400, INPUT, "needs `image_url`"),
+    (RESPONSES, responses(input_image(data_url(image_bytes())), role="system"), 400, "input[0].content", "the user"),
+    (RESPONSES, responses(*[input_image(data_url(image_bytes()))] * 17), 413, "input", "SCOREPOOL_MAX_IMAGES"),
+    (RESPONSES, responses(input_image(data_url(image_bytes()))) | {"model": "demo"}, 400, "input", "takes no images"),
+    (MESSAGES, anthropic(image_block(HELLO)), 400, BLOCK, "expected a PNG"),
+    (MESSAGES, anthropic(image_block("@@")), 400, BLOCK, "expected base64 in `data`"),
+    (MESSAGES, anthropic(image_block(IMAGE), role="assistant"), 400, f"{BLOCK}.type", "turn of the assistant"),
+    (MESSAGES, anthropic(BY_URL), 400, BLOCK, "fetches no"),
+    (MESSAGES, anthropic(BY_FILE), 400, f"{BLOCK}.source.type", "file"),
+    (MESSAGES, anthropic({"type": "document", "source": {}}), 400, f"{BLOCK}.type", "document"),
+    (MESSAGES, anthropic(*[image_block(IMAGE)] * 17), 413, "messages", "SCOREPOOL_MAX_IMAGES"),
+    ("/v1/messages/count_tokens", {"model": "demo", "messages": anthropic(image_block(IMAGE))["messages"]}, 400,
+     "messages", "takes no images"),
     (CHAT, chat(*[image_part(image_bytes())] * 17), 413, "messages[0].content", "SCOREPOOL_MAX_IMAGES"),
     (CHAT, chat({"type": "input_audio"}), 400, "messages[0].content[0].type", "input_audio"),
     (JOBS, generate(model="see", images=[{"data": HELLO}]), 400, "images[0]", "expected a PNG"),
@@ -103,7 +207,11 @@ async def test_what_cannot_be_shown_is_refused_by_name(
     async with serving() as http:
         reply = await http.post(path, json=body)
     error = reply.json()["error"]
-    assert (reply.status_code, error["field"] or "") == (status, field), error
+    assert reply.status_code == status, error
+    if path.startswith(MESSAGES):  # Anthropic's errors have the field in their message alone
+        assert error["message"].startswith(f"{field}: "), error
+    else:
+        assert (error["field"] or "") == field, error
     assert says in error["message"]
     assert "\n" not in error["message"]
     assert len(error["message"]) < 400

@@ -1,16 +1,19 @@
 """Read the turns of a conversation and their content blocks, and translate them to wire messages. Pure."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from scorepool import wire
+from scorepool.api.dialects.images import from_base64, join, to_image
 from scorepool.wire.chat import check_json
 from scorepool.wire.request_fields import MAX_TOOL_CALLS, Text
 
 MAX_BLOCKS = 4096  # of one turn
 MAX_MESSAGES = 1024  # of a job
+MAX_STRING_LENGTH = 2**28  # of an image
 
 
 class CacheControl(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -26,6 +29,47 @@ class TextBlock(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, t
     text: Text
     citations: Annotated[list[str], Meta(max_length=0)] | None = None
     cache_control: CacheControl | None = None
+
+
+class Base64Source(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="base64", tag_field="type"):
+    """Give an image's file."""
+
+    data: Annotated[str, Meta(max_length=MAX_STRING_LENGTH, description="Base64.")]
+    media_type: Annotated[
+        Literal["image/jpeg", "image/png", "image/gif", "image/webp"],
+        Meta(description="Has no effect: the file says what it is."),
+    ]
+
+    def to_image(self) -> wire.Image:
+        """Return the image. Raises ValueError."""
+        return from_base64(self.data, "in `data`")
+
+
+class UrlSource(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="url", tag_field="type"):
+    """Say where an image is."""
+
+    url: Annotated[str, Meta(max_length=MAX_STRING_LENGTH)]
+
+    def to_image(self) -> wire.Image:
+        """Return the image. Raises ValueError."""
+        return to_image(self.url)
+
+
+class ImageBlock(
+    Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True, tag="image", tag_field="type"
+):
+    """Show an image."""
+
+    source: Base64Source | UrlSource
+    cache_control: CacheControl | None = None
+
+    def __post_init__(self) -> None:
+        self.image  # noqa: B018 - decoded once, when the block is read
+
+    @cached_property
+    def image(self) -> wire.Image:
+        """The image. Raises ValueError."""
+        return self.source.to_image()
 
 
 class ThinkingBlock(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="thinking", tag_field="type"):
@@ -53,7 +97,7 @@ class ToolResultBlock(
     """Give the result of a call."""
 
     tool_use_id: Annotated[str, Meta(min_length=1, max_length=256)]
-    content: Text | Annotated[list[TextBlock], Meta(max_length=MAX_BLOCKS)] | None = None
+    content: Text | Annotated[list[TextBlock | ImageBlock], Meta(max_length=MAX_BLOCKS)] | None = None
     is_error: Annotated[
         bool | None, Meta(description="Has no effect here, because chat templates do not show it: `content` says it.")
     ] = None
@@ -61,10 +105,10 @@ class ToolResultBlock(
 
 
 Texts = Annotated[list[TextBlock], Meta(max_length=MAX_BLOCKS)]
-Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+Block = TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 # The blocks that a turn may have, by its role.
 _BLOCKS: dict[str, tuple[type[Struct], ...]] = {
-    "user": (TextBlock, ToolResultBlock),
+    "user": (TextBlock, ImageBlock, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
     "system": (TextBlock,),
 }
@@ -87,7 +131,7 @@ class Turn(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 def to_messages(system: str | Sequence[TextBlock] | None, turns: Sequence[Turn]) -> list[wire.Message]:
     """Translate the system prompt and the turns. Raise wire.Invalid for more messages than a job may have."""
-    messages = [] if not system else [wire.Message(role="system", content=joined(system))]
+    messages = [] if not system else [wire.Message(role="system", content=_joined(system)[0])]
     for turn in turns:
         messages += [_to_answer(turn)] if turn.role == "assistant" else _to_given(turn)
     if len(messages) > MAX_MESSAGES:
@@ -96,9 +140,11 @@ def to_messages(system: str | Sequence[TextBlock] | None, turns: Sequence[Turn])
     return messages
 
 
-def joined(content: str | Sequence[TextBlock] | None) -> str:
-    """Return the text of blocks, joined without a separator as the parts of OpenAI's messages are."""
-    return content if isinstance(content, str) else "".join(block.text for block in content or ())
+def _joined(content: str | Sequence[TextBlock | ImageBlock] | None) -> tuple[str, list[wire.Image]]:
+    """Return text and images of blocks, joined without a separator as the parts of OpenAI's messages are."""
+    if isinstance(content, str):
+        return content, []
+    return join(block.image if isinstance(block, ImageBlock) else block.text for block in content or ())
 
 
 def _to_given(turn: Turn) -> Iterator[wire.Message]:
@@ -107,17 +153,24 @@ def _to_given(turn: Turn) -> Iterator[wire.Message]:
     if isinstance(turn.content, str):
         yield wire.Message(role=role, content=turn.content)
         return
-    texts: list[str] = []
+    shown: list[TextBlock | ImageBlock] = []
     for block in turn.content:
-        if isinstance(block, TextBlock):
-            texts.append(block.text)
+        if isinstance(block, TextBlock | ImageBlock):
+            shown.append(block)
         elif isinstance(block, ToolResultBlock):
-            if texts:
-                yield wire.Message(role=role, content="".join(texts))
-                texts = []
-            yield wire.Message(role="tool", content=joined(block.content), tool_call_id=block.tool_use_id)
-    if texts or not turn.content:
-        yield wire.Message(role=role, content="".join(texts))
+            if shown:
+                yield _message(role, shown)
+                shown = []
+            yield _message("tool", block.content, tool_call_id=block.tool_use_id)
+    if shown or not turn.content:
+        yield _message(role, shown)
+
+
+def _message(
+    role: Literal["system", "user", "tool"], content: str | Sequence[TextBlock | ImageBlock] | None, **fields: Any
+) -> wire.Message:
+    text, images = _joined(content)
+    return wire.Message(role=role, content=text, images=images, **fields)
 
 
 def _to_answer(turn: Turn) -> wire.Message:

@@ -4,18 +4,27 @@ OpenAI ignores unknown fields of messages and of their parts, and so does the se
 they found in answers (`annotations`, `parsed`), and hints for other servers (`cache_control`).
 """
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from scorepool import wire
-from scorepool.api.dialects.images import to_image
+from scorepool.api.dialects.images import join, to_image
 from scorepool.wire.chat import STRICT
 from scorepool.wire.request_fields import MAX_TOOL_CALLS, Text
 
 MAX_PARTS = 4096  # of the content of one message
 MAX_URL_LENGTH = 2**28
+ImageString = Annotated[
+    str, Meta(max_length=MAX_URL_LENGTH, description="A data URL: `data:image/png;base64,...`, JPEG, WebP or GIF.")
+]
+ImageDetail = Annotated[
+    Literal["auto", "low", "high", "original"] | None,
+    Meta(description="Has no effect: the model's own settings decide about the size."),
+]
+IMAGE_ROLES = ("user", "tool")
 ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
     "system": "system",
     "developer": "system",  # OpenAI's newer name of the role
@@ -31,19 +40,19 @@ class TextPart(Struct, frozen=True, kw_only=True, tag="text", tag_field="type"):
     text: Text
 
 
-class ImageUrl(Struct, frozen=True, kw_only=True):
+class ImageUrl(Struct, frozen=True, kw_only=True, dict=True):
     """Give an image."""
 
-    url: Annotated[
-        str, Meta(max_length=MAX_URL_LENGTH, description="A data URL: `data:image/png;base64,...`, JPEG, WebP or GIF.")
-    ]
-    detail: Annotated[
-        Literal["auto", "low", "high"] | None,
-        Meta(description="Has no effect: the model's own settings decide about the size."),
-    ] = None
+    url: ImageString
+    detail: ImageDetail = None
 
     def __post_init__(self) -> None:
-        to_image(self.url)
+        self.image  # noqa: B018 - decoded once, when the URL is read
+
+    @cached_property
+    def image(self) -> wire.Image:
+        """The image. Raises ValueError."""
+        return to_image(self.url)
 
 
 class ImagePart(Struct, frozen=True, kw_only=True, tag="image_url", tag_field="type"):
@@ -112,15 +121,19 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
         for call in self.tool_calls or ():
             _to_wire_call(call)
         has_images = isinstance(self.content, list) and any(isinstance(part, ImagePart) for part in self.content)
-        if has_images and self.role != "user":
-            raise ValueError(f"`content` of role {self.role} has an image; expected them in messages of the user")
+        if has_images and self.role not in IMAGE_ROLES:
+            raise ValueError(
+                f"`content` of role {self.role} has an image; expected them in those of the user and tools"
+            )
 
     def to_wire(self) -> wire.Message:
         """Translate the message."""
         content = self.refusal if self.content is None else self.content
         images: list[wire.Image] = []
         if isinstance(content, list):
-            content, images = _joined(content)
+            content, images = join(
+                part.image_url.image if isinstance(part, ImagePart) else part.text for part in content
+            )
         return wire.Message(
             role=ROLES[self.role],
             content=content or "",
@@ -153,17 +166,6 @@ class ChatTool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             parameters=function.parameters,
             strict=bool(function.strict),
         )
-
-
-def _joined(parts: list[TextPart | ImagePart]) -> tuple[str, list[wire.Image]]:
-    """Return the text of all parts, joined without a separator, and the images with their places in it."""
-    text, images = "", []
-    for part in parts:
-        if isinstance(part, ImagePart):
-            images.append(to_image(part.image_url.url, len(text)))
-        else:
-            text += part.text
-    return text, images
 
 
 def _to_wire_call(call: PastToolCall) -> wire.ToolCall:

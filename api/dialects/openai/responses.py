@@ -5,6 +5,7 @@ request, as the items of earlier answers.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
@@ -12,7 +13,15 @@ from msgspec.structs import force_setattr, replace
 
 from scorepool import wire
 from scorepool.api.dialects.fields import map_field
-from scorepool.api.dialects.openai.messages import MAX_PARTS, ROLES, FunctionDefinition, PastFunctionCall
+from scorepool.api.dialects.images import join, to_image
+from scorepool.api.dialects.openai.messages import (
+    MAX_PARTS,
+    ROLES,
+    FunctionDefinition,
+    ImageDetail,
+    ImageString,
+    PastFunctionCall,
+)
 from scorepool.api.dialects.openai.sampling import NoEffect, SamplingRequest, sampling_fields
 from scorepool.api.dialects.openai.structured_outputs import JsonObjectFormat, NamedSchema, TextFormat
 from scorepool.api.dialects.unsupported import check_supported
@@ -37,25 +46,31 @@ Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"
 _SUPPORTED = {"n": 1}
 
 
-class ContentPart(Struct, frozen=True, kw_only=True):
+class ContentPart(Struct, frozen=True, kw_only=True, dict=True):
     """Give a part of an item's content. Unknown fields are ignored, as `annotations` of an earlier answer."""
 
-    type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "text", "refusal"]
+    type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "text", "refusal", "input_image"]
     text: Text | None = None
     refusal: Text | None = None
+    image_url: ImageString | None = None
+    detail: ImageDetail = None
+    file_id: Annotated[None, Meta(description="Files are no images here: give `image_url`.")] = None
 
     def __post_init__(self) -> None:
-        if self.string is None:
-            raise ValueError(f"a part of type {wire.quote(self.type)} needs `{self._field}`")
+        field = {"refusal": "refusal", "input_image": "image_url"}.get(self.type, "text")
+        if getattr(self, field) is None:
+            raise ValueError(f"a part of type {wire.quote(self.type)} needs `{field}`")
+        try:
+            self.piece  # noqa: B018 - decoded once, when the part is read
+        except ValueError as error:
+            raise ValueError(f"`image_url`: {error}") from None
 
-    @property
-    def _field(self) -> str:
-        return "refusal" if self.type == "refusal" else "text"
-
-    @property
-    def string(self) -> str | None:
-        """The text, or the refusal that stands for it."""
-        return self.refusal if self.type == "refusal" else self.text
+    @cached_property
+    def piece(self) -> str | wire.Image:
+        """The text, the refusal that stands for it, or the image."""
+        if self.type == "input_image":
+            return to_image(self.image_url or "")
+        return (self.refusal if self.type == "refusal" else self.text) or ""
 
 
 Role = Literal["system", "developer", "user", "assistant"]
@@ -92,11 +107,19 @@ class InputItem(Struct, frozen=True, kw_only=True):
         for name in needed[self.type]:
             if getattr(self, name) is None:
                 raise ValueError(f"an item of type {wire.quote(self.type)} needs `{name}`")
+        for name in ("content", "summary", "output"):
+            if _has_images(getattr(self, name)) and not self._may_show(name):
+                raise ValueError(f"`{name}` has an input_image; expected them in messages of the user and in `output`")
         if self.type == "function_call":
             assert self.name is not None
             assert self.arguments is not None
             call = PastFunctionCall(name=self.name, arguments=self.arguments)
             force_setattr(self, "arguments", call.arguments)
+
+    def _may_show(self, name: str) -> bool:
+        if self.type == "function_call_output":
+            return name == "output"
+        return self.type == "message" and self.role == "user" and name == "content"
 
 
 class FunctionTool(FunctionDefinition, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -294,10 +317,12 @@ def to_messages(body: ResponseRequest) -> list[wire.Message]:
             continue
         answer = None
         if item.type == "function_call_output":
-            messages.append(wire.Message(role="tool", content=_string(item.output), tool_call_id=item.call_id))
+            text, images = _joined(item.output)
+            messages.append(wire.Message(role="tool", content=text, images=images, tool_call_id=item.call_id))
         else:
             assert item.role is not None
-            messages.append(wire.Message(role=ROLES[item.role], content=_string(item.content)))
+            text, images = _joined(item.content)
+            messages.append(wire.Message(role=ROLES[item.role], content=text, images=images))
     if len(messages) > MAX_MESSAGES:
         raise wire.Invalid(f"input: expected items of at most {MAX_MESSAGES} messages, found {len(messages)}", "input")
     return messages
@@ -324,8 +349,16 @@ def _with_item(answer: wire.Message, item: InputItem) -> wire.Message:
             return replace(answer, content=_string(item.content))
 
 
+def _has_images(content: str | Sequence[ContentPart] | None) -> bool:
+    return any(part.type == "input_image" for part in content or () if not isinstance(part, str))
+
+
+def _joined(content: str | Sequence[ContentPart] | None) -> tuple[str, list[wire.Image]]:
+    return (content, []) if isinstance(content, str) else join(part.piece for part in content or ())
+
+
 def _string(content: str | Sequence[ContentPart] | None) -> str:
-    return content if isinstance(content, str) else "".join(part.string or "" for part in content or ())
+    return _joined(content)[0]
 
 
 def _tool_choice_mode(choice: ToolChoice | None) -> Literal["none", "auto", "required"]:

@@ -195,7 +195,7 @@ def test_the_items_of_an_answer_are_sent_back(scripted_sdk: OpenAI):
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"place":"Z"}'}
 PARTS = [{"type": "input_text", "text": "Is it "}, {"type": "input_text", "text": "there?"}]
 SAID = {"type": "output_text", "text": "One moment", "annotations": []}
-PICTURE = {"type": "input_image", "image_url": "x"}
+FILE = {"type": "input_file", "file_id": "x"}
 ITEMS = [
     {"role": "developer", "content": "Be brief."},
     {
@@ -295,9 +295,9 @@ def test_items_become_the_job_that_the_same_chat_becomes():
         ({"input": [{"role": "user"}]}, "input[0]", "an item of type 'message' needs `content`"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "item_reference"),
         (
-            {"input": [{"role": "user", "content": [PICTURE]}]},
+            {"input": [{"role": "user", "content": [FILE]}]},
             "input[0].content[0].type",
-            "input_image",
+            "input_file",
         ),
         (
             {"input": [CALL | {"arguments": "[1]"}]},

@@ -1,0 +1,61 @@
+"""Images of messages: a chat template that shows none where they stand is refused by name."""
+
+import pytest
+
+from scorepool import wire
+from scorepool.engine import ChatCodec, InvalidRequest, Tokenizer
+from scorepool.worker.inference.translate import to_sequences
+from scorepool.worker.rq.errors import JobError
+from tests.images import image_bytes
+from tests.tiny_tokenizer import EOS, build_tokenizer
+from tests.worker.fake import finish
+
+MARKER = "[IMG]"
+LOOP = "{% for message in messages %}BODY{% endfor %}"
+
+
+class OneToken:
+    """Each image is one token."""
+
+    family = "tiny"
+    marker = MARKER
+
+    def __init__(self, marker_id: int) -> None:
+        self.marker_id = marker_id
+
+    def image_tokens(self, data: bytes) -> tuple[list[int], tuple[int, int]]:
+        return [self.marker_id], (1, 1)
+
+
+def translate(body: str, role: str) -> list[int]:
+    fast = build_tokenizer()
+    fast.add_special_tokens({"additional_special_tokens": [MARKER]})
+    fast.chat_template = LOOP.replace("BODY", body)
+    codec = ChatCodec(Tokenizer(fast, [EOS]))
+    codec.images = OneToken(fast.convert_tokens_to_ids(MARKER))
+    message = wire.Message(role=role, content="a", images=[wire.Image(data=image_bytes())])  # type: ignore[arg-type]
+    [prepared] = finish(to_sequences(wire.Generate(model="m", messages=[message], max_tokens=1), codec, 100))
+    assert len(prepared.sequence.images) == 1
+    return prepared.sequence.token_ids
+
+
+PARTS = "{% for part in message.content %}{{ MARKER if part.type == 'image' else part.text }}{% endfor %}"
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_a_template_that_shows_images_gets_their_parts(role: str):
+    assert len(translate(PARTS.replace("MARKER", repr(MARKER)), role)) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("{{ message.content | string }}", "the chat template shows no images"),
+        ("{% if message.role == 'user' %}{{ message.content }}{% endif %}", "the chat template shows no images"),
+        ("{{ '' + message.content }}", "the model's chat template"),
+        ("{{ raise_exception('a tool says texts') }}", "a tool says texts"),
+    ],
+)
+def test_a_template_that_shows_none_is_refused_by_name(body: str, says: str):
+    with pytest.raises((JobError, InvalidRequest), match=says):
+        translate(body, "tool")

@@ -269,6 +269,16 @@ class Sequence:
         num_kept = bisect_left(self.kept, end) - bisect_left(self.kept, start)
         return num_kept + max(0, end - self.num_input_tokens)
 
+    def end_beside_images(self, start: int, end: int) -> int:
+        """Return where tokens from `start` to about `end` end if none parts the tokens of an image that attend ahead.
+
+        Before the image; after it, if they begin with it.
+        """
+        for image in self.images:
+            if image.attends_ahead and image.start < end < image.end:
+                return image.start if start < image.start else image.end
+        return end
+
     @property
     def num_left_out(self) -> int:
         """The number of given tokens that never go through the model."""

@@ -6,6 +6,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import torch
 from PIL import Image
@@ -18,6 +19,7 @@ from tests.tiny_tokenizer import build_tokenizer
 
 IMAGE_TOKENS = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 QWEN_TOKENS = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]
+GROUP_SIZE = 32  # of quantised weights
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>\n{% if message.content is string %}"
     "{{ message.content }}{% else %}{% for part in message.content %}{% if part.type == 'image' %}[IMG]{% else %}"
@@ -50,6 +52,7 @@ _VISION: dict[str, Any] = {
     "patch_size": 4,
     "hidden_act": "silu",
 }
+_MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 3e3, "mrope_section": [2, 3, 3]}}
 _QWEN_VISION: dict[str, Any] = {
     "depth": 2,
     "hidden_size": 32,
@@ -62,13 +65,34 @@ _QWEN_VISION: dict[str, Any] = {
     "fullatt_block_indexes": [1],
     "out_hidden_size": 64,
 }
+_QWEN3_VISION: dict[str, Any] = {
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "num_position_embeddings": 25,
+    "deepstack_visual_indexes": [0, 2],
+    "out_hidden_size": 64,
+}
+_QWEN3_TEXT: dict[str, Any] = {
+    "head_dim": 16,
+    "num_hidden_layers": 3,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 3e3,
+        "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True,
+    },
+}
+_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
 def build_mistral3(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
     """Write a tiny Mistral 3 into a folder. Return transformers with the same weights."""
-    tokenizer = build_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": IMAGE_TOKENS})
-    tokenizer.chat_template = TEMPLATE
+    tokenizer = _tokenizer(IMAGE_TOKENS, "[IMG]")
     settings = {
         "model_type": "mistral3",
         "text_config": _TEXT,
@@ -77,57 +101,119 @@ def build_mistral3(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle
         "image_token_index": tokenizer.convert_tokens_to_ids("[IMG]"),
         "tie_word_embeddings": False,
     }
-    model = reference.build_model(reference.build_config(settings), seed)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
     images = PixtralImageProcessorPil(size={"longest_edge": 32}, patch_size={"height": 4, "width": 4})
-    images.save_pretrained(folder)
-    if changes:
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | changes))
-    return VisionOracle(model, images, tokenizer)
+    return VisionOracle(_write(folder, settings, seed, changes, "[IMG]", tokenizer, images), images, tokenizer)
 
 
 def build_qwen2_5_vl(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
     """Write a tiny Qwen2.5-VL into a folder, as it was published. Return transformers with the same weights."""
-    return _build_qwen(folder, seed, "qwen2_5_vl", _QWEN_VISION, changes)
+    return _build_qwen(folder, seed, changes, "qwen2_5_vl", _QWEN_VISION, _MROPE)
 
 
 def build_qwen2_vl(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
     """Write a tiny Qwen2-VL into a folder, as it was published. Return transformers with the same weights."""
     vision = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2}
-    return _build_qwen(folder, seed, "qwen2_vl", vision, changes)
+    return _build_qwen(folder, seed, changes, "qwen2_vl", vision, _MROPE)
+
+
+def build_qwen3_vl(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+    """Write a tiny Qwen3-VL into a folder, as it was published. Return transformers with the same weights."""
+    return _build_qwen(folder, seed, changes, "qwen3_vl", _QWEN3_VISION, _QWEN3_TEXT)
+
+
+def build_qwen3_vl_moe(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+    """Write a tiny Qwen3-VL with experts into a folder, as it was published. Return transformers with its weights."""
+    return _build_qwen(folder, seed, changes, "qwen3_vl_moe", _QWEN3_VISION, _QWEN3_TEXT | _EXPERTS)
 
 
 def _build_qwen(
-    folder: Path, seed: int, model_type: str, vision: dict[str, Any], changes: dict[str, Any]
+    folder: Path, seed: int, changes: dict[str, Any], model_type: str, vision: dict[str, Any], text: dict[str, Any]
 ) -> "VisionOracle":
-    tokenizer = build_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": QWEN_TOKENS})
-    tokenizer.chat_template = TEMPLATE.replace("[IMG]", "".join(QWEN_TOKENS))
-    text = {name: value for name, value in _TEXT.items() if name not in ("model_type", "head_dim", "sliding_window")}
+    tokenizer = _tokenizer(QWEN_TOKENS, "".join(QWEN_TOKENS))
+    common = {name: value for name, value in _TEXT.items() if name not in ("model_type", "head_dim", "sliding_window")}
     settings = {
         "model_type": model_type,
-        "text_config": text
-        | {"rope_parameters": {"rope_type": "default", "rope_theta": 3e3, "mrope_section": [2, 3, 3]}},
+        "text_config": common | text,
         "vision_config": vision,
         "image_token_id": tokenizer.convert_tokens_to_ids("<|image_pad|>"),
         "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
         "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
         "tie_word_embeddings": False,
     }
-    model = reference.build_model(reference.build_config(settings), seed)
-    model.save_pretrained(folder)
-    FAMILIES[model_type].convert(folder)
-    tokenizer.save_pretrained(folder)
     images = Qwen2VLImageProcessorPil(
         size={"shortest_edge": 256, "longest_edge": 1024}, patch_size=4, temporal_patch_size=2, merge_size=2
     )
+    return QwenOracle(_write(folder, settings, seed, changes, "<|image_pad|>", tokenizer, images), images, tokenizer)
+
+
+def _tokenizer(tokens: list[str], marker: str) -> Any:
+    tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": tokens})
+    tokenizer.chat_template = TEMPLATE.replace("[IMG]", marker)
+    return tokenizer
+
+
+def _write(
+    folder: Path,
+    settings: dict[str, Any],
+    seed: int,
+    changes: dict[str, Any],
+    image_token: str,
+    tokenizer: Any,
+    images: Any,
+) -> Any:
+    """Write a model, its tokenizer and its processor of images as they are published. Return the model.
+
+    It never writes the token of images, which transformers would take for one.
+    """
+    model = reference.build_model(reference.build_config(settings), seed)
+    bits = changes.pop("bits", None)
+    with torch.no_grad():
+        model.get_output_embeddings().weight[tokenizer.convert_tokens_to_ids(image_token)] = 0
+    quantised = _quantise(model, bits) if bits else {}
+    model.save_pretrained(folder)
+    FAMILIES[settings["model_type"]].convert(folder)
+    tokenizer.save_pretrained(folder)
     images.save_pretrained(folder)
+    if bits:
+        _store_quantised(folder / "model.safetensors", quantised)
+        changes["quantization"] = {"group_size": GROUP_SIZE, "bits": bits}
     if changes:
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | changes))
-    return QwenOracle(model, images, tokenizer)
+    return model
+
+
+def _is_quantised(name: str, weight: Any) -> bool:
+    """True for matrices of linear layers and embeddings of tokens, as mlx-vlm's `convert` quantises them."""
+    left_out = any(word in name for word in ("pos", "norm", "conv", "patch_emb", "mm_input_projection", "gate.weight"))
+    return weight.ndim == 2 and weight.shape[1] % GROUP_SIZE == 0 and name.endswith(".weight") and not left_out
+
+
+def _quantise(model: Any, bits: int) -> dict[bytes, tuple[mx.array, mx.array, mx.array]]:
+    """Round a model's weights to those of `bits` bits. Return the quantised ones by the bytes of the rounded ones."""
+    quantised: dict[bytes, tuple[mx.array, mx.array, mx.array]] = {}
+    for name, weight in model.named_parameters():
+        if _is_quantised(name, weight):
+            parts = mx.quantize(mx.array(weight.detach().numpy()), GROUP_SIZE, bits)
+            rounded = np.array(mx.dequantize(*parts, GROUP_SIZE, bits))
+            quantised[rounded.tobytes()] = parts
+            weight.data.copy_(torch.tensor(rounded))
+    return quantised
+
+
+def _store_quantised(path: Path, quantised: dict[bytes, tuple[mx.array, mx.array, mx.array]]) -> None:
+    """Write the quantised weights in the place of the rounded ones, as mlx-vlm does."""
+    stored: dict[str, mx.array] = {}
+    for name, weight in mx.load(str(path)).items():
+        layer, parts = name.removesuffix(".weight"), quantised.get(np.array(weight).tobytes())
+        if parts is None:
+            stored[name] = weight
+        else:
+            stored[name], stored[f"{layer}.scales"], stored[f"{layer}.biases"] = parts
+    assert len(stored) > 2 * len(quantised)
+    assert any("vis" in name and name.endswith(".scales") for name in stored)
+    mx.save_safetensors(str(path), stored, {"format": "mlx"})
 
 
 class VisionOracle:
@@ -190,3 +276,12 @@ class QwenOracle(VisionOracle):
         """Return all inputs of the model."""
         kinds = [[int(token_id == self._model.config.image_token_id) for token_id in token_ids]]
         return super().inputs(token_ids, images) | {"mm_token_type_ids": torch.tensor(kinds)}
+
+
+BUILD = {
+    "mistral3": build_mistral3,
+    "qwen2_5_vl": build_qwen2_5_vl,
+    "qwen2_vl": build_qwen2_vl,
+    "qwen3_vl": build_qwen3_vl,
+    "qwen3_vl_moe": build_qwen3_vl_moe,
+}

@@ -54,15 +54,14 @@ def _text(at: int, length: int) -> "np.ndarray[Any, Any]":
 class AxialPositions:
     """The rotations of a model, which can be told other positions. Not thread-safe, like the model."""
 
-    def __init__(self, model: Module, sections: Items[int]) -> None:
-        """Tap the model's rotations. Raises LoadError."""
+    def __init__(self, model: Module, axes: Items[int]) -> None:
+        """Tap the model's rotations; `axes` has the axis of each frequency. Raises LoadError."""
         self._positions: mx.array | None = None  # [3, rows, length]
         self._shifts: mx.array | None = None  # [rows]
-        axes = np.repeat(np.arange(len(sections)), sections)
-        self._axis = mx.array(np.concatenate([axes, axes]))  # of each dimension of a head: two have one frequency
+        self._axis = mx.array([*axes, *axes])  # of each dimension of a head: two have one frequency
         found = [module for name, module in model.named_modules() if name.endswith("self_attn.rope")]
-        if not found or len(sections) != _AXES:
-            raise LoadError(f"the model has {len(found)} rotations, and mrope_section is {list(sections)}")
+        if not found:
+            raise LoadError("the model has no rotations, and its images have positions on several axes")
         for module in found:
             self._tap(module)
 
@@ -98,7 +97,7 @@ class AxialPositions:
         assert self._positions is not None
         rows, heads, length, width = x.shape
         if width != self._axis.size:
-            raise ValueError(f"a head has {width} dimensions, and mrope_section is for {self._axis.size}")
+            raise ValueError(f"a head has {width} dimensions, and images have axes for {self._axis.size}")
         flat = x.transpose(0, 2, 1, 3).reshape(rows * length, heads, 1, width)
         time, row, column = (rotate(flat, self._positions[axis].reshape(-1)) for axis in range(_AXES))
         rotated = mx.where(self._axis == 0, time, mx.where(self._axis == 1, row, column))

@@ -7,11 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-
 from scorepool.engine.errors import LoadError, as_load_error
 from scorepool.engine.images import ImageCodec
-from scorepool.engine.model.axial_positions import AxialPositions
+from scorepool.engine.model import checkpoint
 from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.model.config import Config
 from scorepool.engine.model.image_backbone import ImageBackbone
@@ -20,7 +18,19 @@ from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-_FAMILIES = ("mistral3", "qwen2_5_vl", "qwen2_vl")  # by model_type, which is the name of the module
+_VISION = "scorepool.engine.vision"
+_FAMILIES = f"{_VISION}.families"  # modules named by their model_type
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """A model of texts that was loaded from a checkpoint."""
+
+    folder: Path
+    config: Config
+    model: Any
+    split: BackboneAndHead
+    tokenizer: Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,34 +43,25 @@ class OpenedImages:
     unsupported: str | None = None
 
 
-def open_images(
-    folder: Path,
-    config: Config,
-    model: Any,
-    split: BackboneAndHead,
-    stored: dict[str, mx.array],
-    tokenizer: Tokenizer,
-    dtype: mx.Dtype,
-    settings: EngineSettings,
-) -> OpenedImages:
+def open_images(text_model: TextModel, settings: EngineSettings) -> OpenedImages:
     """Open the images of a checkpoint that has them. Never raises: a checkpoint without them serves texts."""
-    if not config.get("vision_config"):
+    if not text_model.config.get("vision_config"):
         return OpenedImages()
-    reason = _reason(config, settings)
+    reason = _reason(text_model.config["model_type"], settings)
     if reason is None:
         try:
             with as_load_error("images"):
-                return _open(folder, config, model, split, stored, tokenizer, dtype)
+                return _open(text_model)
         except LoadError as error:
             reason = error.message
     log.warning("%s serves texts only, no images: %s", settings.model, reason)
     return OpenedImages(unsupported=reason)
 
 
-def _reason(config: Config, settings: EngineSettings) -> str | None:
+def _reason(model_type: str, settings: EngineSettings) -> str | None:
     """Return why no images are served; None if nothing is known against it."""
-    if config["model_type"] not in _FAMILIES:
-        return f"those of models of type {config['model_type']} were not compared with transformers"
+    if not model_type.isidentifier() or find_spec(f"{_FAMILIES}.{model_type}") is None:
+        return f"those of models of type {model_type} were not compared with transformers"
     if find_spec("mlx_vlm") is None:
         return "the worker is installed without the extra `vision`"
     if settings.mode == "exact":
@@ -70,21 +71,14 @@ def _reason(config: Config, settings: EngineSettings) -> str | None:
     return None
 
 
-def _open(
-    folder: Path,
-    config: Config,
-    model: Any,
-    split: BackboneAndHead,
-    stored: dict[str, mx.array],
-    tokenizer: Tokenizer,
-    dtype: mx.Dtype,
-) -> OpenedImages:
-    canonical = canonical_config(config) or {}
+def _open(text_model: TextModel) -> OpenedImages:
+    config, canonical = text_model.config, canonical_config(text_model.config) or {}
     config = canonical | config | {"vision_config": config["vision_config"] | canonical.get("vision_config", {})}
-    room = "scorepool.engine.vision"
-    family = import_module(f"{room}.{config['model_type']}")
-    tower = family.Tower(config, stored, dtype)
-    processor = import_module(f"{room}.codec").ImageProcessor(family.Images(folder, config, tokenizer))
-    encoder = import_module(f"{room}.encoder").ImageEncoder(tower, processor)
-    axes = AxialPositions(model, family.sections(config)) if hasattr(family, "sections") else None
-    return OpenedImages(processor, ImageBackbone(model, split, encoder, axes), tower.module)
+    family = import_module(f"{_FAMILIES}.{config['model_type']}")
+    model, folder = text_model.model, text_model.folder
+    tower = family.Tower(config, checkpoint.stored_tensors(folder), checkpoint.main_dtype(model))
+    images = family.Images(folder, config, text_model.tokenizer)
+    processor = import_module(f"{_VISION}.codec").ImageProcessor(images)
+    encoder = import_module(f"{_VISION}.encoder").ImageEncoder(tower, processor)
+    backbone = ImageBackbone(model, text_model.split, encoder, images.injection)
+    return OpenedImages(processor, backbone, tower.module)

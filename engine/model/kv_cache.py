@@ -247,6 +247,15 @@ def slide(mask: Any, layer: Any, length: int, window: int) -> Any:
     return layer.make_mask(length, return_array=True, window_size=window)
 
 
+def look_ahead(mask: Any, layer: Any, ahead: mx.array) -> Any:
+    """Return the mask of the next tokens, with which they also attend to those of `ahead` [rows, 1, length, length]."""
+    length = ahead.shape[-1]
+    if mask is None or isinstance(mask, str):
+        mask = create_causal_mask(length, num_keys(layer))
+    before = mask.shape[-1] - length
+    return mask | mx.pad(ahead, [(0, 0), (0, 0), (0, 0), (before, 0)])
+
+
 class UnpaddedBatchKVCache(BatchKVCache):
     """A batch KV cache that makes no mask for a decode step without padding: each row attends to all of its keys."""
 

@@ -43,7 +43,7 @@ from scorepool.engine.model.config import Config, load_raw_config
 from scorepool.engine.model.contradictions import refuse_contradictions, refuse_small_vocabulary
 from scorepool.engine.model.device import gpu_kind
 from scorepool.engine.model.draft import DraftModel
-from scorepool.engine.model.images import open_images
+from scorepool.engine.model.images import TextModel, open_images
 from scorepool.engine.model.mtp import PredictionHead
 from scorepool.engine.model.padded_batch import PaddedBatch
 from scorepool.engine.model.pooling import default_pooling
@@ -91,8 +91,7 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
     mx.set_cache_limit(memory_budget.CACHE_LIMIT_BYTES)
     tapped = split_model(model)
     adapted = AdapterBank(model, tapped)
-    stored = checkpoint.stored_tensors(folder) if config.get("vision_config") else {}
-    images = open_images(folder, config, model, adapted, stored, chat.tokenizer, checkpoint.main_dtype(model), settings)
+    images = open_images(TextModel(folder, config, model, adapted, chat.tokenizer), settings)
     split = images.split or adapted
     chat.images, chat.images_unsupported = images.codec, images.unsupported
     head = None if classified is None else classifier.load_head(checkpoint.stored_tensors(folder), classified, tapped)

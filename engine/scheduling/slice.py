@@ -99,11 +99,12 @@ class Slice:
         return self.fills_prefix is not None or not is_whole
 
     def first(self, max_tokens: int) -> "Slice":
-        """Return the first tokens of this slice, at most `max_tokens`."""
+        """Return the first tokens of this slice, at most `max_tokens`, or those of an image that cannot be cut."""
         if self.num_tokens <= max_tokens:
             return self
         kept = self.kept
-        return replace(self, end=self.start + max_tokens if kept is None else kept[max_tokens - 1] + 1)
+        end = self.start + max_tokens if kept is None else kept[max_tokens - 1] + 1
+        return replace(self, end=self.sequence.end_beside_images(self.start, end))
 
     @property
     def rest(self) -> "Slice | None":

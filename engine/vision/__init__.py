@@ -7,6 +7,6 @@ file ──codec.py──► tokens, in a text               any thread, with Pi
 The language model, its batches and its caches are those of texts. model/images.py says which checkpoints take images,
 and imports these modules, which need the extra, only if one does.
 
-To add a family: a module like mistral3.py, and its entry in model/images.py. One whose positions have several axes has
-`sections` too, as qwen2_5_vl.py does: see model/axial_positions.py.
+To add a family: a module families/MODEL_TYPE.py with the classes of family.py. Its `injection` says what images change
+in the language model: see Injection, and model/image_backbone.py, which does it. And a builder in tests/tiny_vision.py.
 """

@@ -8,7 +8,7 @@ from threading import Lock
 from PIL import Image, ImageOps
 
 from scorepool.engine.errors import InvalidRequest
-from scorepool.engine.images import digest_of
+from scorepool.engine.images import ImageTokens, digest_of
 from scorepool.engine.vision.family import FamilyImages, ProcessedImage
 
 MAX_BYTES = 2**28  # of processed images that are kept until their features are computed
@@ -22,19 +22,24 @@ class ImageProcessor:
     def __init__(self, images: FamilyImages) -> None:
         """Start without images."""
         self._images = images
-        self.family, self.marker, self.marker_id = images.name, images.marker, images.marker_id
+        self.family, self.injection = images.name, images.injection
+        self.marker, self.spelled_marker = images.marker, images.spelled_marker
+        self.marker_id, self.feature_id = images.marker_id, images.feature_id
         self._lock = Lock()  # guards the two below, and lets one image be decoded at a time
         self._kept: OrderedDict[str, ProcessedImage] = OrderedDict()  # by digest, least recently used first
         self._num_bytes = 0
 
-    def image_tokens(self, data: bytes) -> tuple[list[int], tuple[int, int]]:
-        """Return the tokens that stand for an image, and its grid; see ImageCodec."""
-        processed = self.process(data)
-        return processed.token_ids, processed.grid
-
-    def process(self, data: bytes) -> ProcessedImage:
-        """Return an image as the vision tower takes it. Raises InvalidRequest if it cannot be decoded."""
+    def tokens_of(self, data: bytes) -> ImageTokens:
+        """Return the tokens that stand for an image; see ImageCodec."""
         digest = digest_of(data)
+        processed = self.process(digest, data)
+        return ImageTokens(digest, data, processed.token_ids, processed.grid)
+
+    def process(self, digest: str, data: bytes) -> ProcessedImage:
+        """Return an image, given with its digest, as the vision tower takes it.
+
+        Raises InvalidRequest if it cannot be decoded.
+        """
         with self._lock:
             if digest in self._kept:
                 self._kept.move_to_end(digest)

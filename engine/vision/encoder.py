@@ -17,15 +17,15 @@ class ImageEncoder:
     def __init__(self, tower: FamilyTower, processor: ImageProcessor) -> None:
         """Start without features."""
         self._tower, self._processor = tower, processor
-        self.marker_id = processor.marker_id
+        self.feature_id = processor.feature_id
         self._kept: OrderedDict[str, mx.array] = OrderedDict()  # by the image's digest, least recently used first
         self._num_bytes = 0
 
     def features(self, image: PlacedImage) -> mx.array:
-        """Return [n, width]: a feature for each token of the image that has none of its own."""
+        """Return [n, width]: what each token of the image has that stands for a feature; see FamilyTower."""
         found = self._kept.get(image.digest)
         if found is None:
-            found = self._kept[image.digest] = self._tower.encode(self._processor.process(image.data))
+            found = self._kept[image.digest] = self._tower.encode(self._processor.process(image.digest, image.data))
             mx.eval(found)
             self._num_bytes += found.nbytes
         self._kept.move_to_end(image.digest)

@@ -11,6 +11,8 @@ import numpy as np
 from mlx.nn.layers.base import Module
 from PIL.Image import Image
 
+from scorepool.engine.images import Injection
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessedImage:
@@ -31,7 +33,10 @@ class FamilyImages(Protocol):
 
     name: str
     marker: str
-    marker_id: int  # the marker's token, and the one whose embedding is replaced by a feature
+    spelled_marker: str  # see ImageCodec
+    marker_id: int
+    feature_id: int  # the token that stands for a feature
+    injection: Injection
 
     def process(self, image: Image) -> ProcessedImage:
         """Resize and normalise an image as the checkpoint's processor does."""
@@ -43,4 +48,7 @@ class FamilyTower(Protocol):
     module: Module  # its weights
 
     def encode(self, processed: ProcessedImage) -> mx.array:
-        """Return the features [n, width] of an image, one for each `marker_id` of its tokens."""
+        """Return the features [n, width] of an image, one for each `feature_id` of its tokens.
+
+        Those of deep layers stand beside those of the embeddings: [n, (1 + num_deep_layers) * width].
+        """

@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_map
 
 from scorepool.engine.errors import LoadError
@@ -37,10 +38,30 @@ def load_tower(architecture: ModuleType, config: Config, stored: dict[str, mx.ar
     weights = architecture.Model.sanitize(model, dict(stored))
     weights = architecture.VisionModel.sanitize(model, weights)
     own = {name: weight for name, weight in weights.items() if not name.startswith((_LANGUAGE_MODEL, "lm_head"))}
-    if packed := next((name for name in own if name.endswith((".scales", "_packed", ".qweight"))), None):
-        raise LoadError(f"{packed}: the weights of the vision tower are quantised, expected floating-point numbers")
+    if packed := next((name for name in own if name.endswith(("_packed", ".qweight"))), None):
+        raise LoadError(f"{packed}: the weights of the vision tower are packed, expected MLX's form or floating point")
+    _quantise(model, config, own)
     model.load_weights(list(own.items()), strict=True)
-    model.update(tree_map(lambda weight: weight.astype(dtype), model.parameters()))
+    model.update(tree_map(lambda weight: _cast(weight, dtype), model.parameters()))
     model.eval()
     mx.eval(model.parameters())
     return model  # type: ignore[no-any-return]
+
+
+def _quantise(model: Module, config: Config, weights: Mapping[str, mx.array]) -> None:
+    """Let the layers be quantised that are stored so, as `quantization` says for all of them or for each."""
+    settings: dict[str, Any] = config.get("quantization") or config.get("quantization_config") or {}
+    common = {name: settings[name] for name in ("group_size", "bits", "mode") if name in settings}
+
+    def chosen(path: str, module: Module) -> Any:
+        if f"{path}.scales" not in weights or not hasattr(module, "to_quantized"):
+            return False
+        own = settings.get(path)
+        return own if isinstance(own, dict) else True
+
+    if any(name.endswith(".scales") for name in weights):
+        quantize(model, **common, class_predicate=chosen)
+
+
+def _cast(weight: mx.array, dtype: mx.Dtype) -> mx.array:
+    return weight.astype(dtype) if mx.issubdtype(weight.dtype, mx.floating) else weight

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from scorepool import wire
 from scorepool.engine import ChatCodec, InvalidRequest
-from scorepool.engine.images import PlacedImage, expand
+from scorepool.engine.images import ImageTokens, PlacedImage, expand
 from scorepool.worker.inference.text_lengths import Steps, invalid_request
 
 CHARACTERS_PER_IMAGE = 65_536  # that are encoded in the time in which an image is decoded, about
@@ -25,9 +25,14 @@ def with_markers(text: str, images: Sequence[wire.Image], codec: ChatCodec) -> s
         return text
     pieces, last = [], 0
     for image in images:
-        pieces += [text[last : image.at], codec.images.marker]
+        pieces += [text[last : image.at], codec.images.spelled_marker]
         last = image.at
     return "".join((*pieces, text[last:]))
+
+
+def spell_markers(rendered: str, codec: ChatCodec) -> str:
+    """Return a rendered chat, in which the template has put markers, as it is encoded."""
+    return rendered if codec.images is None else rendered.replace(codec.images.marker, codec.images.spelled_marker)
 
 
 def expand_markers(
@@ -36,14 +41,15 @@ def expand_markers(
     """Put the tokens of images, given with their fields, where their markers are. Raises JobError."""
     if not images or codec.images is None:
         return token_ids, ()
+    found: list[ImageTokens] = []
     for field, image in images:
         yield CHARACTERS_PER_IMAGE
         try:
-            codec.images.image_tokens(image.data)
+            found.append(codec.images.tokens_of(image.data))
         except InvalidRequest as error:
             raise invalid_request(field, error.message) from error
     try:
-        return expand(codec.images, token_ids, [image.data for _, image in images])
+        return expand(codec.images, token_ids, found)
     except ValueError as error:
         raise invalid_request(
             images[0][0],

@@ -18,7 +18,7 @@ from scorepool.engine.images import PlacedImage
 from scorepool.wire.request_fields import DEFAULT_KEEP_PCT
 from scorepool.worker.inference.chat_answer import ChatPrompt
 from scorepool.worker.inference.exclusions import Exclusions, exclusions_of
-from scorepool.worker.inference.images import check_images, expand_markers, with_markers
+from scorepool.worker.inference.images import check_images, expand_markers, spell_markers, with_markers
 from scorepool.worker.inference.items import to_classified, to_embedded, to_scored
 from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.structured_outputs import callable_tools, constraints_of
@@ -250,6 +250,8 @@ def _encode_chat(
         keep_special_tokens = request.skip_special_tokens is False
     yield rendering_size(messages, tools)
     text, generation_prompt = codec.template.render(template_messages, tools, request.chat_template_kwargs)
+    if any(message.images for message in messages):
+        text = spell_markers(text, codec)
     yield from check_length([text], codec.tokenizer, max_tokens, "the rendered chat")
     yield len(text)
     token_ids, prompt_ids = codec.encode_rendered(text, generation_prompt)

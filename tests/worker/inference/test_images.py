@@ -4,6 +4,7 @@ import pytest
 
 from scorepool import wire
 from scorepool.engine import ChatCodec, InvalidRequest, Tokenizer
+from scorepool.engine.images import ImageTokens, Injection
 from scorepool.worker.inference.translate import to_sequences
 from scorepool.worker.rq.errors import JobError
 from tests.images import image_bytes
@@ -18,13 +19,14 @@ class OneToken:
     """Each image is one token."""
 
     family = "tiny"
-    marker = MARKER
+    marker = spelled_marker = MARKER
+    injection = Injection()
 
     def __init__(self, marker_id: int) -> None:
         self.marker_id = marker_id
 
-    def image_tokens(self, data: bytes) -> tuple[list[int], tuple[int, int]]:
-        return [self.marker_id], (1, 1)
+    def tokens_of(self, data: bytes) -> ImageTokens:
+        return ImageTokens("digest", data, [self.marker_id], (1, 1))
 
 
 def translate(body: str, role: str) -> list[int]:

@@ -12,6 +12,7 @@ from mlx_vlm.models import qwen2_5_vl
 from PIL.Image import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from scorepool.engine.images import Injection
 from scorepool.engine.model.surveyed import Config
 from scorepool.engine.text.tokenizer import Tokenizer
 from scorepool.engine.vision.family import ProcessedImage
@@ -25,12 +26,6 @@ _CONSTANTS: dict[str, object] = {
 _START, _IMAGE, _END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 
 
-def sections(config: Config) -> list[int]:
-    """Return how many of a head's frequencies each axis has."""
-    found: list[int] = config["text_config"]["rope_parameters"]["mrope_section"]
-    return found
-
-
 class Images:
     """The images of a Qwen2.5-VL checkpoint; see FamilyImages."""
 
@@ -39,8 +34,9 @@ class Images:
     def __init__(self, folder: Path, config: Config, tokenizer: Tokenizer) -> None:
         """Read the settings. Raises LoadError."""
         vision = config["vision_config"]
-        self.marker = f"{_START}{_IMAGE}{_END}"
-        self.marker_id = int(tokenizer.hf_tokenizer.convert_tokens_to_ids(_IMAGE))
+        self.marker = self.spelled_marker = f"{_START}{_IMAGE}{_END}"
+        self.marker_id = self.feature_id = int(tokenizer.hf_tokenizer.convert_tokens_to_ids(_IMAGE))
+        self.injection = self._injection(config)
         self._merge = int(vision["spatial_merge_size"])
         self._processor: Any = Qwen2VLImageProcessorPil.from_pretrained(folder)
         check_constants(config, {"image_token_id": self.marker_id})
@@ -54,6 +50,11 @@ class Images:
         grid = height // self._merge, width // self._merge
         arrays = {"pixels": found["pixel_values"], "grid": found["image_grid_thw"]}
         return ProcessedImage(arrays, [self.marker_id] * (grid[0] * grid[1]), grid)
+
+    def _injection(self, config: Config) -> Injection:
+        """Return the axes of M-RoPE: first the frequencies of time, then those of rows, then those of columns."""
+        sections = config["text_config"]["rope_parameters"]["mrope_section"]
+        return Injection(axes=tuple(axis for axis, count in enumerate(sections) for _ in range(count)))
 
 
 class Tower:

@@ -4,10 +4,7 @@ from types import ModuleType
 
 from mlx_vlm.models import qwen2_vl
 
-from scorepool.engine.vision import qwen2_5_vl
-from scorepool.engine.vision.qwen2_5_vl import sections
-
-__all__ = ["Images", "Tower", "sections"]
+from scorepool.engine.vision.families import qwen2_5_vl
 
 
 class Images(qwen2_5_vl.Images):

@@ -13,6 +13,7 @@ from mlx_vlm.models.pixtral.image_processing_pixtral import PixtralImageProcesso
 from PIL.Image import Image
 
 from scorepool.engine.errors import LoadError
+from scorepool.engine.images import Injection
 from scorepool.engine.model.surveyed import Config
 from scorepool.engine.text.tokenizer import Tokenizer
 from scorepool.engine.vision.family import ProcessedImage
@@ -34,12 +35,14 @@ class Images:
     """The images of a Mistral 3 checkpoint; see FamilyImages."""
 
     name = "mistral3"
+    injection = Injection()
 
     def __init__(self, folder: Path, config: Config, tokenizer: Tokenizer) -> None:
         """Read the settings. Raises LoadError."""
         vision = config["vision_config"]
-        self.marker = _TOKENS[0]
+        self.marker = self.spelled_marker = _TOKENS[0]
         self.marker_id, self._break_id, self._end_id = tokenizer.hf_tokenizer.convert_tokens_to_ids(list(_TOKENS))
+        self.feature_id = self.marker_id
         self._cell = int(vision["patch_size"]) * int(config["spatial_merge_size"])  # pixels of the side of a feature
         self._processor = PixtralImageProcessor.from_pretrained(str(folder))
         check_constants(config, {"image_token_index": self.marker_id})

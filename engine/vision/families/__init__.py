@@ -1,0 +1,1 @@
+"""Families of vision-language models: a module for each model_type; see ../family.py."""

@@ -1,0 +1,112 @@
+"""What holds for the images of any family: they are upright, read once, refused by name where they do not go."""
+
+import importlib.util
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from scorepool.engine import Engine, EngineSettings, InvalidRequest, Sequence
+from scorepool.engine.images import PlacedImage, digest_of
+from tests.images import image_bytes
+from tests.tiny_models import TinyModels
+
+pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
+from tests.engine.vision.rows import ONE, Vision, check, pixels, scored, shown
+from tests.tiny_vision import build_mistral3
+
+
+@pytest.fixture(scope="module")
+def vision(tmp_path_factory: pytest.TempPathFactory) -> Vision:
+    folder = tmp_path_factory.mktemp("mistral3")
+    return folder, build_mistral3(folder)
+
+
+@pytest.fixture(scope="module")
+def engine(vision: Vision) -> Iterator[Engine]:
+    engine = Engine(EngineSettings(model=str(vision[0])))
+    yield engine
+    engine.close()
+
+
+def test_an_image_is_shown_upright(engine: Engine):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter
+    turned = image_bytes(32, 16, exif=exif.tobytes())
+    upright = io.BytesIO()
+    Image.open(io.BytesIO(image_bytes(32, 16))).transpose(Image.Transpose.ROTATE_270).save(upright, "PNG")
+    assert np.array_equal(pixels(engine, turned), pixels(engine, upright.getvalue()))
+
+
+def test_an_image_is_digested_once_for_each_row(engine: Engine, monkeypatch: pytest.MonkeyPatch):
+    digested: list[bytes] = []
+    monkeypatch.setattr(
+        "scorepool.engine.vision.codec.digest_of", lambda data: digested.append(data) or digest_of(data)
+    )
+    data = image_bytes(20, 20, shade=17)
+    for expected in (1, 2):
+        engine.add([scored(engine, [data])]).result()
+        assert digested == [data] * expected
+
+
+def test_what_was_not_tested_with_images_is_refused_by_name(engine: Engine, tiny_models: TinyModels):
+    row = scored(engine, [ONE])
+    assert row.images
+    for changes, says in (
+        ({"score_from": row.images[0].end - 1}, "the tokens of images have no logprobs"),
+        ({"score_from": None, "pooling": "last"}, "is to be embedded"),
+        ({"adapter_name": "a", "score_from": row.score_from}, "names an adapter"),
+        ({"keep_pct": 20.0, "score_from": row.score_from}, "keep_pct"),
+    ):
+        with pytest.raises(InvalidRequest, match=says):
+            engine.add([Sequence(token_ids=list(row.token_ids), images=row.images, **changes)])
+    text = Engine(EngineSettings(model=str(tiny_models("llama"))))
+    try:
+        assert (text.chat.images, text.model_info.images, text.model_info.images_unsupported) == (None, None, None)
+        with pytest.raises(InvalidRequest, match="expected none: it is a model of texts"):
+            text.add([Sequence(token_ids=[3, 4, 5], score_from=2, images=(PlacedImage("d", ONE, 0, 1),))])
+    finally:
+        text.close()
+
+
+@pytest.mark.parametrize("data", [b"", b"hello", ONE[:60], b"\xff\xd8\xff\xe0" + bytes(40), ONE[:30] + b"\xff" * 500])
+def test_a_damaged_image_is_refused(engine: Engine, data: bytes):
+    with pytest.raises(InvalidRequest, match="an image cannot be decoded"):
+        shown(engine, "[IMG]", [data])
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "says"),
+    [
+        ({"vision_feature_layer": -2}, {}, "vision_feature_layer is -2, expected -1"),
+        ({"image_token_index": 3}, {}, "image_token_index is 3"),
+        ({}, {"mode": "exact"}, "the worker runs in exact mode"),
+    ],
+)
+def test_a_checkpoint_whose_images_cannot_be_served_serves_texts(
+    tmp_path: Path, changes: dict[str, object], settings: dict[str, str], says: str
+):
+    oracle = build_mistral3(tmp_path, **changes)
+    engine = Engine(EngineSettings(model=str(tmp_path), **settings))
+    try:
+        assert engine.chat.images is engine.model_info.images is None
+        assert says in (engine.model_info.images_unsupported or "")
+        row = scored(engine, [], "the quick brown fox")
+        engine.add([row]).result()
+        check(row, oracle)
+    finally:
+        engine.close()
+
+
+def test_without_the_extra_images_are_refused_by_name(vision: Vision, monkeypatch: pytest.MonkeyPatch):
+    find = importlib.util.find_spec
+    opening = "scorepool.engine.model.images.find_spec"
+    monkeypatch.setattr(opening, lambda name: None if name == "mlx_vlm" else find(name))
+    engine = Engine(EngineSettings(model=str(vision[0])))
+    try:
+        assert engine.chat.images_unsupported == "the worker is installed without the extra `vision`"
+    finally:
+        engine.close()

@@ -10,6 +10,8 @@ import mlx.core as mx
 import numpy as np
 import torch
 from PIL import Image
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -20,6 +22,7 @@ from tests.tiny_tokenizer import build_tokenizer
 IMAGE_TOKENS = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 QWEN_TOKENS = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]
 GROUP_SIZE = 32  # of quantised weights
+GEMMA_TOKENS = ["<start_of_image>", "<image_soft_token>", "<end_of_image>"]
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>\n{% if message.content is string %}"
     "{{ message.content }}{% else %}{% for part in message.content %}{% if part.type == 'image' %}[IMG]{% else %}"
@@ -88,6 +91,27 @@ _QWEN3_TEXT: dict[str, Any] = {
     },
 }
 _EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_SIGLIP: dict[str, Any] = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 4,
+    "vision_use_head": False,
+}
+_GEMMA_TEXT: dict[str, Any] = {
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 3,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50_000.0},
+    },
+}
 
 
 def build_mistral3(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
@@ -144,6 +168,29 @@ def _build_qwen(
         size={"shortest_edge": 256, "longest_edge": 1024}, patch_size=4, temporal_patch_size=2, merge_size=2
     )
     return QwenOracle(_write(folder, settings, seed, changes, "<|image_pad|>", tokenizer, images), images, tokenizer)
+
+
+def build_gemma3(folder: Path, seed: int = 0, is_saved: bool = False, **changes: Any) -> "VisionOracle":
+    """Write a tiny Gemma 3 into a folder, as it was published, or as transformers saves it. Return transformers."""
+    tokenizer = _tokenizer(GEMMA_TOKENS, GEMMA_TOKENS[0])
+    tokenizer.boi_token, tokenizer.image_token, tokenizer.eoi_token = GEMMA_TOKENS
+    ids = tokenizer.convert_tokens_to_ids(GEMMA_TOKENS)
+    tokenizer.boi_token_id, tokenizer.image_token_id, tokenizer.eoi_token_id = ids
+    settings = {
+        "model_type": "gemma3",
+        "text_config": _TEXT | _GEMMA_TEXT,
+        "vision_config": _SIGLIP,
+        "mm_tokens_per_image": 16,
+        "vocab_size": _TEXT["vocab_size"],
+        **dict(zip(("boi_token_index", "image_token_index", "eoi_token_index"), ids, strict=True)),
+    }
+    images = Gemma3ImageProcessorPil(size={"height": 32, "width": 32})
+    model = _write(folder, settings, seed, changes, GEMMA_TOKENS[1], tokenizer, images)
+    if not is_saved:
+        weights = mx.load(str(folder / "model.safetensors"))
+        published = {name.replace("vision_tower.", "vision_tower.vision_model."): weights[name] for name in weights}
+        mx.save_safetensors(str(folder / "model.safetensors"), published, {"format": "pt"})
+    return GemmaOracle(model, Gemma3Processor(images, tokenizer, image_seq_length=16), tokenizer)
 
 
 def _tokenizer(tokens: list[str], marker: str) -> Any:
@@ -278,10 +325,33 @@ class QwenOracle(VisionOracle):
         return super().inputs(token_ids, images) | {"mm_token_type_ids": torch.tensor(kinds)}
 
 
+class GemmaOracle(VisionOracle):
+    """The same of Gemma 3, by Gemma3Processor."""
+
+    marker = GEMMA_TOKENS[0]
+
+    def processed(self, images: Sequence[bytes]) -> dict[str, torch.Tensor]:
+        """Return the model's inputs of images."""
+        opened = [Image.open(BytesIO(data)).convert("RGB") for data in images]
+        return {"pixel_values": self._images.image_processor(opened, return_tensors="pt")["pixel_values"]}
+
+    def token_ids(self, text: str, images: Sequence[bytes]) -> list[int]:
+        """Return the tokens of a text that has a marker for each image."""
+        opened = [Image.open(BytesIO(data)).convert("RGB") for data in images]
+        ids: list[int] = self._images(images=opened, text=text, add_special_tokens=False)["input_ids"][0]
+        return ids
+
+    def inputs(self, token_ids: list[int], images: Sequence[bytes]) -> dict[str, torch.Tensor]:
+        """Return all inputs of the model."""
+        kinds = [[int(token_id == self._model.config.image_token_index) for token_id in token_ids]]
+        return super().inputs(token_ids, images) | {"token_type_ids": torch.tensor(kinds)}
+
+
 BUILD = {
     "mistral3": build_mistral3,
     "qwen2_5_vl": build_qwen2_5_vl,
     "qwen2_vl": build_qwen2_vl,
     "qwen3_vl": build_qwen3_vl,
     "qwen3_vl_moe": build_qwen3_vl_moe,
+    "gemma3": build_gemma3,
 }

@@ -35,8 +35,9 @@ def load_tower(architecture: ModuleType, config: Config, stored: dict[str, mx.ar
     settings.vision_config = architecture.VisionConfig.from_dict(config["vision_config"])
     model = architecture.Model(settings)  # lazy: the language model's weights are never computed
     del model[_LANGUAGE_MODEL]
-    weights = architecture.Model.sanitize(model, dict(stored))
-    weights = architecture.VisionModel.sanitize(model, weights)
+    weights = dict(stored)
+    for part in (architecture.Model, architecture.VisionModel):
+        weights = part.sanitize(model, weights) if hasattr(part, "sanitize") else weights
     own = {name: weight for name, weight in weights.items() if not name.startswith((_LANGUAGE_MODEL, "lm_head"))}
     if packed := next((name for name in own if name.endswith(("_packed", ".qweight"))), None):
         raise LoadError(f"{packed}: the weights of the vision tower are packed, expected MLX's form or floating point")

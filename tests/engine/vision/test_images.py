@@ -2,7 +2,9 @@
 
 import importlib.util
 import io
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from tests.tiny_models import TinyModels
 
 pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
 from tests.engine.vision.rows import ONE, Vision, check, pixels, scored, shown
-from tests.tiny_vision import build_mistral3
+from tests.tiny_vision import build_gemma3, build_mistral3
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +99,52 @@ def test_a_checkpoint_whose_images_cannot_be_served_serves_texts(
         row = scored(engine, [], "the quick brown fox")
         engine.add([row]).result()
         check(row, oracle)
+    finally:
+        engine.close()
+
+
+def test_a_gemma_3_that_transformers_saved_is_read_like_a_published_one(tmp_path: Path):
+    oracle = build_gemma3(tmp_path, is_saved=True)
+    engine = Engine(EngineSettings(model=str(tmp_path)))
+    try:
+        row = scored(engine, [ONE])
+        engine.add([row]).result()
+        check(row, oracle)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(("end", "expected"), [(2, 2), (3, 3), (5, 3), (9, 9), (10, 10)])
+def test_a_chunk_ends_beside_an_image_whose_tokens_attend_ahead(end: int, expected: int):
+    image = PlacedImage("d", b"", 3, 9, attends_ahead=True)
+    row = Sequence(token_ids=[*range(12)], score_from=10, images=(image,))
+    assert row.end_beside_images(0, end) == expected
+    assert row.end_beside_images(3, 5) == 9
+    assert (
+        Sequence(
+            token_ids=[*range(12)], score_from=10, images=(replace(image, attends_ahead=False),)
+        ).end_beside_images(0, 5)
+        == 5
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "says"),
+    [
+        ("preprocessor_config.json", {"do_pan_and_scan": True}, "do_pan_and_scan is true, expected false"),
+        ("preprocessor_config.json", {"size": {"height": 16, "width": 16}}, "expected 32 pixels a side"),
+        ("config.json", {"mm_tokens_per_image": 9}, "mm_tokens_per_image is 9, expected a square whose side divides 8"),
+        ("config.json", {"boi_token_index": 3}, "boi_token_index is 3"),
+    ],
+)
+def test_settings_of_gemma_3_that_are_not_followed_are_named(
+    tmp_path: Path, file: str, changes: dict[str, object], says: str
+):
+    build_gemma3(tmp_path)
+    (tmp_path / file).write_text(json.dumps(json.loads((tmp_path / file).read_text()) | changes))
+    engine = Engine(EngineSettings(model=str(tmp_path)))
+    try:
+        assert says in (engine.model_info.images_unsupported or "")
     finally:
         engine.close()
 

@@ -19,7 +19,7 @@ class OneToken:
     """Each image is one token."""
 
     family = "tiny"
-    marker = spelled_marker = MARKER
+    marker, spelled_marker = MARKER, f"{MARKER}\n"  # a line's end follows each image
     injection = Injection()
 
     def __init__(self, marker_id: int) -> None:
@@ -29,7 +29,7 @@ class OneToken:
         return ImageTokens("digest", data, [self.marker_id], (1, 1))
 
 
-def translate(body: str, role: str) -> list[int]:
+def translate(body: str, role: str) -> str:
     fast = build_tokenizer()
     fast.add_special_tokens({"additional_special_tokens": [MARKER]})
     fast.chat_template = LOOP.replace("BODY", body)
@@ -38,7 +38,7 @@ def translate(body: str, role: str) -> list[int]:
     message = wire.Message(role=role, content="a", images=[wire.Image(data=image_bytes())])  # type: ignore[arg-type]
     [prepared] = finish(to_sequences(wire.Generate(model="m", messages=[message], max_tokens=1), codec, 100))
     assert len(prepared.sequence.images) == 1
-    return prepared.sequence.token_ids
+    return str(fast.decode(prepared.sequence.token_ids))
 
 
 PARTS = "{% for part in message.content %}{{ MARKER if part.type == 'image' else part.text }}{% endfor %}"
@@ -46,7 +46,7 @@ PARTS = "{% for part in message.content %}{{ MARKER if part.type == 'image' else
 
 @pytest.mark.parametrize("role", ["user", "tool"])
 def test_a_template_that_shows_images_gets_their_parts(role: str):
-    assert len(translate(PARTS.replace("MARKER", repr(MARKER)), role)) == 2
+    assert translate(PARTS.replace("MARKER", repr(MARKER)), role) == f"{MARKER}\na"
 
 
 @pytest.mark.parametrize(

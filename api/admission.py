@@ -8,11 +8,11 @@ from redis.asyncio import Redis
 from scorepool import store, wire
 from scorepool.api.http import tasks
 from scorepool.api.http.errors import BadRequest, Forbidden, TooLarge, map_field_names
+from scorepool.api.images.limits import check_file, check_url
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.quota import MAX_CONTEXT, report_size
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
-from scorepool.wire.image import check_size
 from scorepool.wire.request import exceeds_top_cap
 from scorepool.wire.request_fields import MAX_TARGETS
 
@@ -130,17 +130,10 @@ class Admission:
                 first,
             )
         for field, image in images:
-            full = f"{where}{field}"
-            if len(image.data) > settings.max_image_bytes:
-                raise TooLarge(
-                    f"{full}: expected an image of at most {settings.max_image_bytes} bytes "
-                    f"(SCOREPOOL_MAX_IMAGE_BYTES), found {len(image.data)}",
-                    full,
-                )
-            try:
-                check_size(image.header, settings.max_image_pixels, " (SCOREPOOL_MAX_IMAGE_PIXELS)")
-            except ValueError as error:
-                raise BadRequest(f"{full}: {error}", full) from None
+            if image.url is None:
+                check_file(image, f"{where}{field}", settings)
+            else:
+                check_url(image.url, f"{where}{field}", settings)
 
     def _check_size(self, request: wire.Request, where: str) -> None:
         """Check the size of a job whose items share a prompt as if each had it: the worker encodes it for each."""

@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from scorepool.api.admission import Admission
 from scorepool.api.auth import Keyring
 from scorepool.api.connection import REDIS_TIMEOUT_S, connect
+from scorepool.api.images.fetched_images import FetchedImages
 from scorepool.api.metrics.history import History
 from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.metrics.queue_snapshot import QueueSnapshots
@@ -68,6 +69,7 @@ class State:
     pause: Pause
     # what routes do with them
     admission: Admission
+    images: FetchedImages
     submission: Submission
     streaming: Streaming
     tracer: Tracer | None
@@ -88,7 +90,8 @@ class State:
         admission = Admission(settings, redis, models, endpoints)
         snapshots = QueueSnapshots(redis, models)
         tracer = open_tracer(settings, "api")
-        submission = Submission(settings, admission, models, queue, jobs, waiting, metrics, tracer)
+        images = FetchedImages(settings)
+        submission = Submission(settings, admission, models, queue, jobs, waiting, metrics, images, tracer)
         return cls(
             settings=settings,
             keyring=keyring,
@@ -112,6 +115,7 @@ class State:
             weights=Weights(redis),
             pause=Pause(redis),
             admission=admission,
+            images=images,
             submission=submission,
             streaming=Streaming(submission, waiting, metrics),
             tracer=tracer,
@@ -121,6 +125,7 @@ class State:
         """Answer waiting clients and close the connections to Redis."""
         num_waiting = len(self.waiting)
         await self.waiting.close()
+        await self.images.close()
         if num_waiting:
             await asyncio.sleep(LAST_READS_S)
         await self.history.close()

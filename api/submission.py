@@ -25,6 +25,7 @@ from scorepool.api.http.errors import (
     server_stopping,
 )
 from scorepool.api.http.large_replies import HeldResults
+from scorepool.api.images.fetched_images import FetchedImages, has_urls
 from scorepool.api.metrics.prometheus import Metrics
 from scorepool.api.repositories.jobs import ENDED, Jobs
 from scorepool.api.repositories.models import Models
@@ -51,9 +52,11 @@ class Submission:
         jobs: Jobs,
         waiting: Waiting,
         metrics: Metrics,
+        images: FetchedImages,
         tracer: Tracer | None = None,
     ) -> None:
         self._settings = settings
+        self._images = images
         self._admission = admission
         self._models = models
         self._queue = queue
@@ -115,24 +118,29 @@ class Submission:
         `kept_body` is kept with each job, whose result is then kept as long as that of any job.
 
         A submission that was accepted before under the same key is answered again even if it would be refused now: its
-        model may have left since. Raises ApiError.
+        model may have left since. Images by URL are fetched here, once: under the same key, what the client sent is
+        compared, not what is at the URLs by then. Raises ApiError.
         """
         job_ids = job_ids or await self._queue.job_ids(owner, idempotency_key, len(requests) if is_bulk else None)
-        try:
-            self._admission.check_priorities(owner, requests, is_bulk)
-            await self._admission.check(requests, is_bulk=is_bulk)
-        except ApiError:
-            if idempotency_key is None or not await self._queue.was_submitted(requests, job_ids):
-                raise
-        submitted = await self.enqueue(
-            owner,
-            requests,
-            job_ids,
-            fingerprint(requests),
-            is_synchronous=is_synchronous,
-            ttl_s=ANSWER_TTL_S if is_synchronous and idempotency_key is None and not kept_body else None,
-            kept_body=kept_body,
-        )
+        is_known = idempotency_key is not None and has_urls(requests)
+        is_known = is_known and await self._queue.was_submitted(requests, job_ids)  # its images are not fetched again
+        if not is_known:
+            try:
+                self._admission.check_priorities(owner, requests, is_bulk)
+                await self._admission.check(requests, is_bulk=is_bulk)
+            except ApiError:
+                if idempotency_key is None or not await self._queue.was_submitted(requests, job_ids):
+                    raise
+        async with self._images.fetched(owner, () if is_known else requests, is_bulk=is_bulk) as with_files:
+            submitted = await self.enqueue(
+                owner,
+                with_files or requests,
+                job_ids,
+                fingerprint(requests),
+                is_synchronous=is_synchronous,
+                ttl_s=ANSWER_TTL_S if is_synchronous and idempotency_key is None and not kept_body else None,
+                kept_body=kept_body,
+            )
         if len(submitted) == 1:
             store.logs.set_about(job=submitted[0].id, model=requests[0].model)
         return submitted

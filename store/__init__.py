@@ -65,7 +65,7 @@ from scorepool.store.settings import (
     parse_models,
 )
 from scorepool.store.webhook_secret import decode_webhook_secrets, encode_webhook_secret, webhook_secrets
-from scorepool.store.webhook_url import WebhookUrl, is_public, literal_address
+from scorepool.store.webhook_url import ImageUrl, WebhookUrl, is_public, literal_address
 
 __all__ = [
     "BATCH_BYTES",
@@ -84,6 +84,7 @@ __all__ = [
     "TOKENS",
     "WEBHOOKS",
     "AdapterSpec",
+    "ImageUrl",
     "JobField",
     "Keys",
     "RqKeys",

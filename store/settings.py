@@ -155,6 +155,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_images: Annotated[int, Meta(ge=1, le=MAX_IMAGES)] = 16  # of one job
     max_image_bytes: Annotated[int, Meta(ge=1, le=MAX_IMAGE_BYTES)] = 16 * 2**20  # of the file of one image
     max_image_pixels: Annotated[int, Meta(ge=1, le=MAX_IMAGE_PIXELS)] = 2**25  # of one image
+    fetch_images: Literal["off", "public", "any"] = "off"  # by URL; any: http and addresses that are not public too
+    fetch_images_timeout_s: Annotated[float, Meta(gt=0, le=60)] = 10.0  # of one image, from the lookup of the name on
     logprobs_mode: LogprobsMode = "raw_logprobs"  # of generations that choose none
     max_wait_s: Seconds = 300.0  # cap of `Prefer: wait` and `?wait=`; echoed when it clamps
     result_ttl_s: Count = 86_400

@@ -1,15 +1,15 @@
-"""The rules for webhook URLs and addresses, against server-side request forgery. The only definition of them.
+"""The rules for URLs of webhooks and of images, against server-side request forgery. The only definition of them.
 
-The API refuses an invalid URL when it is registered. `worker/webhooks` checks the URL again before each delivery, then
-the resolved address with `is_public`. Names are not resolved here. This module lies in `store/` because `api/` and
-`worker/` may both import it from here only.
+The API refuses an invalid URL when it is registered. `worker/webhooks` checks the URL again before each delivery, and
+ssrf_guard.py the resolved address with `is_public`. Names are not resolved here. This module lies in `store/` because
+`api/` and `worker/` may both import it from here only.
 """
 
 import re
 import socket
 from importlib import resources
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from typing import Self
+from typing import ClassVar, Self
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -53,12 +53,14 @@ _NAME = re.compile(r"[a-z0-9_.-]{1,253}")
 # networks. `example` is reserved for documents and belongs to nobody.
 _LIST = resources.files("scorepool.store").joinpath("top_level_domains.txt").read_text()
 _TOP_LEVEL_DOMAINS = {line for line in _LIST.splitlines() if not line.startswith("#")} | {"example"}
-_ALLOW = "the operator allows it with SCOREPOOL_WEBHOOK_ALLOW_PRIVATE"
 
 
-class WebhookUrl(Struct, frozen=True, kw_only=True):
-    """A webhook URL, parsed once, so that the connection goes to the host and port that were checked."""
+class OutboundUrl(Struct, frozen=True, kw_only=True):
+    """A URL of a client, parsed once, so that the connection goes to the host and port that were checked."""
 
+    article: ClassVar[str]
+    noun: ClassVar[str]
+    allow: ClassVar[str]  # how the operator allows what is not public
     scheme: str
     host: str  # ASCII, no brackets around IPv6, no trailing dot
     port: int
@@ -67,48 +69,67 @@ class WebhookUrl(Struct, frozen=True, kw_only=True):
     @classmethod
     def parse(cls, url: str, allow_private: bool = False) -> Self:
         """Parse and check a URL; raise ValueError with the rule that it breaks. The error never contains the query."""
+        name = f"{cls.article} {cls.noun}"
         if any(ord(character) <= 32 or ord(character) == 127 or character == "\\" for character in url):
-            raise ValueError("a webhook URL has no spaces, control characters or backslashes")
+            raise ValueError(f"{name} has no spaces, control characters or backslashes")
         try:
             split = urlsplit(url)
             port = split.port
         except ValueError:
-            raise ValueError("the webhook URL is invalid: expected https://host[:port]/path?query") from None
+            raise ValueError(f"the {cls.noun} is invalid: expected https://host[:port]/path?query") from None
         if split.scheme not in ("http", "https"):
-            raise ValueError("a webhook URL begins with https://")
+            raise ValueError(f"{name} begins with https://")
         if split.scheme == "http" and not allow_private:
-            raise ValueError(f"a webhook URL begins with https://, not with http://; {_ALLOW}")
+            raise ValueError(f"{name} begins with https://, not with http://; {cls.allow}")
         if "@" in split.netloc:
-            raise ValueError("a webhook URL has no user name or password; receivers verify the signature instead")
+            raise ValueError(f"{name} has no user name or password")
         if "#" in url:
-            raise ValueError("a webhook URL has no #fragment")
+            raise ValueError(f"{name} has no #fragment")
         if not (split.path + split.query).isascii():
-            raise ValueError("the path and query of a webhook URL are ASCII; percent-encode other characters")
+            raise ValueError(f"the path and query of {name} are ASCII; percent-encode other characters")
         if port is None:
             port = 443 if split.scheme == "https" else 80
         if port < 1024 and port not in (80, 443):
-            raise ValueError("the port of a webhook URL is 80, 443, or between 1024 and 65535")
+            raise ValueError(f"the port of {name} is 80, 443, or between 1024 and 65535")
         target = (split.path or "/") + (f"?{split.query}" if split.query else "")
-        return cls(scheme=split.scheme, host=_host(split.hostname or "", allow_private), port=port, target=target)
+        return cls(scheme=split.scheme, host=cls._host(split.hostname or "", allow_private), port=port, target=target)
+
+    @classmethod
+    def _host(cls, written: str, allow_private: bool) -> str:
+        """Return the host as ASCII; raise ValueError unless it is a public address or a name that may be public."""
+        try:  # IDNA first: it also converts digits and dots of other scripts to ASCII
+            host = written if ":" in written else written.encode("idna").decode().rstrip(".").lower()
+        except UnicodeError:
+            raise ValueError(f"the host of the {cls.noun} is not a valid name") from None
+        address = literal_address(host)
+        if address is not None:
+            public = is_public(address)
+            host = str(address)
+        elif _NAME.fullmatch(host):
+            public = "." in host and host.rpartition(".")[2] in _TOP_LEVEL_DOMAINS
+        else:
+            raise ValueError(f"the {cls.noun} has no valid host")
+        if not (public or allow_private):
+            raise ValueError(
+                f"the host {host} of the {cls.noun} is not an address or a name on the internet; {cls.allow}"
+            )
+        return host
 
 
-def _host(written: str, allow_private: bool) -> str:
-    """Return the host as ASCII; raise ValueError unless it is a public address or a name that may be public."""
-    try:  # IDNA first: it also converts digits and dots of other scripts to ASCII
-        host = written if ":" in written else written.encode("idna").decode().rstrip(".").lower()
-    except UnicodeError:
-        raise ValueError("the host of the webhook URL is not a valid name") from None
-    address = literal_address(host)
-    if address is not None:
-        public = is_public(address)
-        host = str(address)
-    elif _NAME.fullmatch(host):
-        public = "." in host and host.rpartition(".")[2] in _TOP_LEVEL_DOMAINS
-    else:
-        raise ValueError("the webhook URL has no valid host")
-    if not (public or allow_private):
-        raise ValueError(f"the host {host} of the webhook URL is not an address or a name on the internet; {_ALLOW}")
-    return host
+class WebhookUrl(OutboundUrl, frozen=True, kw_only=True):
+    """The URL of a webhook."""
+
+    article = "a"
+    noun = "webhook URL"
+    allow = "the operator allows it with SCOREPOOL_WEBHOOK_ALLOW_PRIVATE"
+
+
+class ImageUrl(OutboundUrl, frozen=True, kw_only=True):
+    """The URL of an image."""
+
+    article = "an"
+    noun = "image URL"
+    allow = "the operator allows it with SCOREPOOL_FETCH_IMAGES=any"
 
 
 def literal_address(host: str) -> IPv4Address | IPv6Address | None:

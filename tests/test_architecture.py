@@ -22,6 +22,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "wire.arrays": {"wire.columns", "wire.packed"},
     "wire.tables": {"wire.columns"},
     "store": {"wire"},
+    "store.webhook_url": set(),
+    "store.ssrf_guard": {"store.webhook_url"},
     # engine
     "engine": set(),
     "engine.errors": set(),
@@ -94,16 +96,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api.dialects": {"wire"},
     "api.repositories": {"api.dialects", "api.http", "store", "wire"},
     "api.metrics": {"api.http", "api.repositories", "store", "wire"},
-    "api.admission": {"api.http", "api.repositories", "store", "wire"},
+    "api.images": {"api.http", "store", "wire"},
+    "api.admission": {"api.images", "api.http", "api.repositories", "store", "wire"},
     "api.trace_context": {"store", "wire"},
     "api.submission": {
-        "api.admission", "api.http", "api.metrics", "api.repositories", "api.trace_context", "store", "wire",
+        "api.admission", "api.http", "api.images", "api.metrics", "api.repositories", "api.trace_context", "store",
+        "wire",
     },
     "api.streaming": {
         "api.delta_order", "api.event_cursor", "api.http", "api.metrics", "api.repositories", "api.submission", "wire",
     },
     "api.state": {
-        "api.admission", "api.auth", "api.connection", "api.metrics", "api.repositories", "api.streaming",
+        "api.admission", "api.auth", "api.connection", "api.images", "api.metrics", "api.repositories", "api.streaming",
         "api.submission", "store",
     },
     "api.batches": {
@@ -151,6 +155,7 @@ LIBRARIES: dict[str, set[str]] = {
     "wire.result": {"pandas", "pyarrow"},  # for type checkers only: see NEVER_LOADS
     "wire.arrays": {"numpy"},
     "wire.tables": {"pyarrow"},
+    "store.ssrf_guard": {"certifi", "httpcore"},
     "store": {"msgspec", "obstore", "opentelemetry", "redis", "rq"},  # in object_store.py and otel.py only
     "engine": set(),
     "engine.mlx_thread": {"mlx"},
@@ -162,7 +167,7 @@ LIBRARIES: dict[str, set[str]] = {
     "engine.text.chat": {"jinja2", "llguidance"},
     "worker": {"msgspec", "redis", "rq"},
     "worker.certify": {"numpy", "torch", "transformers"},
-    "worker.webhooks": {"certifi", "httpcore", "standardwebhooks"},
+    "worker.webhooks": {"httpcore", "standardwebhooks"},
     "api": {
         "fastapi",
         "h11",
@@ -174,6 +179,7 @@ LIBRARIES: dict[str, set[str]] = {
         "starlette",
         "uvicorn",
     },
+    "api.images": {"httpcore"},
     "api.page": {"jinja2"},
     "scorepool": {"httpx", "typer"},
     "scorepool.sdk": {"tenacity"},

@@ -92,7 +92,16 @@ from scorepool.wire.reply import (
     TokenizerInfo,
     WorkerLink,
 )
-from scorepool.wire.request import Kind, Request, images_of, kind_of, report_excess, with_bases, with_top_k
+from scorepool.wire.request import (
+    Kind,
+    Request,
+    images_of,
+    kind_of,
+    map_images,
+    report_excess,
+    with_bases,
+    with_top_k,
+)
 from scorepool.wire.request_fields import Priority
 from scorepool.wire.result import (
     Channel,
@@ -277,6 +286,7 @@ __all__ = [
     "join_stamps",
     "kind_of",
     "map_failures",
+    "map_images",
     "mode_conflict",
     "on_one_line",
     "parse",

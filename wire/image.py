@@ -9,6 +9,7 @@ from scorepool.wire.image_header import FORMATS, ImageHeader, read_header
 
 MAX_IMAGES = 64  # of one job
 MAX_IMAGE_BYTES = 2**27
+MAX_URL_LENGTH = 8192  # signed URLs are long
 MAX_IMAGE_PIXELS = 2**26  # 200 MB when it is decoded
 MIN_SIDE = 4  # pixels
 MAX_RATIO = 200  # of the longer side to the shorter one
@@ -24,13 +25,27 @@ class Image(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_
             max_length=MAX_IMAGE_BYTES,
             description=f"A {FORMATS} file, in JSON as base64. Of an animation its first frame is shown.",
         ),
-    ]
+    ] = b""
+    url: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=MAX_URL_LENGTH,
+                description="URL of the file, in the place of `data`, if the operator lets the API fetch it.",
+            ),
+        ]
+        | None
+    ) = None
     at: Annotated[
         int, Meta(ge=0, le=8_000_000, description="The number of characters of the text that stand before it.")
     ] = 0
 
     def __post_init__(self) -> None:
-        check_size(self.header)
+        if bool(self.data) == (self.url is not None):
+            raise ValueError(f"expected `data` or `url`, found {'both' if self.data else 'neither'}")
+        if self.data:
+            check_size(self.header)
 
     @property
     def header(self) -> ImageHeader:

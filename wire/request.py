@@ -1,6 +1,6 @@
 """Define requests: what a client submits as a job. Each kind has a module of its own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypeVar
 
 from msgspec.structs import replace
@@ -79,6 +79,22 @@ def images_of(request: Request) -> Iterator[tuple[str, Image]]:
         for place, message in enumerate(request.messages or ()):
             for index, image in enumerate(message.images):
                 yield f"messages[{place}].images[{index}]", image
+
+
+def map_images(request: "Request", change: Callable[[Image], Image]) -> "Request":
+    """Return the request with other images in the place of its own. Raises ValueError if it may not have them."""
+    if isinstance(request, Score | Generate) and request.images:
+        request = replace(request, images=[change(image) for image in request.images])
+    if isinstance(request, Score) and any(item.images for item in request.items):
+        items = [replace(item, images=[change(image) for image in item.images]) for item in request.items]
+        request = replace(request, items=items)
+    if isinstance(request, Generate | Tokenize) and any(message.images for message in request.messages or ()):
+        messages = [
+            replace(message, images=[change(image) for image in message.images]) if message.images else message
+            for message in request.messages or ()
+        ]
+        request = replace(request, messages=messages)
+    return request
 
 
 def kind_of(request: Request) -> Kind:

@@ -132,6 +132,10 @@ async def to_jobs(services: BatchServices, text: bytes, batch: Batch, unique_id:
     requests, call = await build_jobs(services, text, batch, unique_id)
     with map_field_names(call.field_name):
         await services.admission.check(requests, is_bulk=len(requests) > 1)
+        for request in requests:
+            for field, image in wire.images_of(request):
+                if image.url is not None:
+                    raise BadRequest(f"{field}: images of lines of batches are not fetched; expected a data URL", field)
     return requests
 
 

@@ -7,15 +7,18 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from scorepool import wire
+from scorepool.wire.image import MAX_URL_LENGTH
 
 _DATA_URL = re.compile(r"data:image/[A-Za-z0-9.+-]+((?:;[^;,]*)*),", re.IGNORECASE)
-EXPECTED = "expected a data URL, as data:image/png;base64,..."
+EXPECTED = "expected a data URL, as data:image/png;base64,..., or one that begins with https://"
 
 
 def to_image(url: str) -> wire.Image:
-    """Return the image of a data URL. Raises ValueError."""
+    """Return the image of a data URL, or the one that is to be fetched. Raises ValueError."""
     if url[:8].lower().startswith(("http:", "https:")):
-        raise ValueError(f"{EXPECTED}, because this server fetches no images, found {wire.quote(url)}")
+        if len(url) > MAX_URL_LENGTH:
+            raise ValueError(f"expected a URL of at most {MAX_URL_LENGTH} characters, found {len(url)}")
+        return wire.Image(url=url)
     match = _DATA_URL.match(url[:200])
     if match is None or not match[1].lower().endswith(";base64"):
         raise ValueError(f"{EXPECTED}, found {wire.quote(url[:40])}")

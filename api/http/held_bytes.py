@@ -89,15 +89,22 @@ _received = HeldBytes()
 @contextmanager
 def receiving(owner: str, max_body_bytes: int) -> Iterator[Callable[[int], None]]:
     """Give a function that counts bytes of one body until the context ends. It raises TooManyUploads."""
+    with holding(owner, max_body_bytes) as held:
+        yield held.add
+
+
+@contextmanager
+def holding(owner: str, max_body_bytes: int) -> Iterator[Held]:
+    """Count the bytes that come in for a request, as its body or as images by URL, until the context ends."""
 
     def refusal(most: int, is_own: bool) -> TooManyUploads:
         if is_own:
             return TooManyUploads(
-                f"you are sending bodies of more than {most} bytes at once "
+                f"you are sending bodies, or images by URL, of more than {most} bytes at once "
                 f"({MAX_BODIES_OF_OWNER} times SCOREPOOL_MAX_BODY_BYTES); wait until one has been read"
             )
         return TooManyUploads(f"this server is receiving bodies of more than {most} bytes; try again soon")
 
     most_of_owner, most_of_all = MAX_BODIES_OF_OWNER * max_body_bytes, MAX_BODIES * max_body_bytes
     with _received.request(owner, most_of_owner, most_of_all, refusal) as held:
-        yield held.add
+        yield held

@@ -11,10 +11,12 @@ CHARACTERS_PER_IMAGE = 65_536  # that are encoded in the time in which an image 
 
 
 def check_images(request: wire.Request, codec: ChatCodec) -> None:
-    """Check that the model takes images if the request has some. Raises JobError."""
-    if codec.images is not None:
-        return
-    for field, _ in wire.images_of(request):
+    """Check that the model takes images if the request has some, and that their files are there. Raises JobError."""
+    for field, image in wire.images_of(request):
+        if image.url is not None:
+            raise invalid_request(field, "expected the file of an image in `data`: workers fetch nothing")
+        if codec.images is not None:
+            continue
         reason = codec.images_unsupported or "it is a model of texts"
         raise invalid_request(field, f"the model takes no images: {reason}")
 

@@ -6,7 +6,7 @@ from threading import Lock
 import httpcore
 
 from scorepool.store.clock import clock_s
-from scorepool.worker.webhooks.ssrf_guard import SsrfGuard
+from scorepool.store.ssrf_guard import SsrfGuard
 
 IDLE_TIMEOUT_S = 15.0  # an idle connection is closed after this time
 MAX_AGE_S = 60.0  # then a new connection looks the name up and checks the addresses again

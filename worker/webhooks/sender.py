@@ -4,7 +4,6 @@ Signatures follow Standard Webhooks 1.0.0: https://github.com/standard-webhooks/
 """
 
 import contextlib
-import ssl
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,15 +11,14 @@ from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 
-import certifi
 import httpcore
 from standardwebhooks import Webhook
 
 from scorepool.store import Settings, WebhookUrl
+from scorepool.store.ssrf_guard import MAX_RECEIVED_BYTES, SsrfGuard, resolve, tls_context
 from scorepool.worker.rq.clock import REDIS_CLOCK, clock_s
 from scorepool.worker.version import VERSION
 from scorepool.worker.webhooks.connection_pool import Connection, ConnectionPool
-from scorepool.worker.webhooks.ssrf_guard import MAX_RECEIVED_BYTES, SsrfGuard, resolve
 
 MAX_RESPONSE_BYTES = 64 * 1024  # of a body
 LOOKUPS_PER_DELIVERY = 4  # threads: the system's resolver may go on for long after the attempt has ended
@@ -135,13 +133,6 @@ class Sender:
             "webhook-timestamp": str(int(now.timestamp())),
             "webhook-signature": " ".join(Webhook(secret).sign(message_id, now, body.decode()) for secret in secrets),
         }
-
-
-def tls_context() -> ssl.SSLContext:
-    """Return a context that trusts the system's certificates (or those of SSL_CERT_FILE) and certifi's."""
-    context = ssl.create_default_context()
-    context.load_verify_locations(certifi.where())
-    return context
 
 
 def parse_retry_after(headers: list[tuple[bytes, bytes]]) -> int | None:

@@ -41,6 +41,12 @@ def translate(body: str, role: str) -> str:
     return str(fast.decode(prepared.sequence.token_ids))
 
 
+def test_workers_fetch_nothing():
+    request = wire.Generate(model="m", prompt="a", images=[wire.Image(url="https://example.com/a.png")])
+    with pytest.raises(JobError, match="workers fetch nothing"):
+        finish(to_sequences(request, ChatCodec(Tokenizer(build_tokenizer(), [EOS])), 100))
+
+
 PARTS = "{% for part in message.content %}{{ MARKER if part.type == 'image' else part.text }}{% endfor %}"
 
 

@@ -1,9 +1,12 @@
-"""Guard against server-side request forgery: connect webhooks only to checked addresses, within one deadline.
+"""Guard against server-side request forgery: connect only to checked addresses, within one deadline.
+
+Webhooks are sent and images are fetched through it. It lies in `store/` beside the rules for URLs, because `api/` and
+`worker/` may both import it from here only.
 
 httpcore asks this network backend for connections. The backend resolves the name once, checks all of its addresses and
 connects to one of them, so a name that resolves differently a moment later (DNS rebinding) has no effect. A connection
-lasts for a minute at most (connection_pool.py), and the next one is checked in the same way. No proxy is used and no
-redirect is followed (httpcore does neither by itself), and no unix socket is opened.
+lasts for a minute at most, and the next one is checked in the same way. No proxy is used and no redirect is followed
+(httpcore does neither by itself), and no unix socket is opened.
 """
 
 import select
@@ -14,23 +17,32 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import certifi
 import httpcore
 
-from scorepool.store import is_public
+from scorepool.store.webhook_url import is_public
 
-MAX_RECEIVED_BYTES = 128 * 1024  # in one attempt: also heads, of which a receiver may send any number (HTTP 1xx)
+MAX_RECEIVED_BYTES = 128 * 1024  # in one exchange: also heads, of which a server may send any number (HTTP 1xx)
+MAX_POLL_S = 1.0  # after which a deadline that was moved is seen
 
 T = TypeVar("T")
 Lookup = Callable[[str, int], "Future[list[str]]"]  # resolves a name on another thread
 
 
 class BlockedAddress(httpcore.ConnectError):
-    """The receiver's name has an address that is not public."""
+    """The server's name has an address that is not public."""
 
 
 def resolve(host: str, port: int) -> list[str]:
     """Return every address of the name, in the order to try them; raise OSError if there is none."""
     return list(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
+
+
+def tls_context() -> ssl.SSLContext:
+    """Return a context that trusts the system's certificates (or those of SSL_CERT_FILE) and certifi's."""
+    context = ssl.create_default_context()
+    context.load_verify_locations(certifi.where())
+    return context
 
 
 class SsrfGuard(httpcore.NetworkBackend):
@@ -41,9 +53,11 @@ class SsrfGuard(httpcore.NetworkBackend):
     resolver has no timeout.
     """
 
-    def __init__(self, deadline: float, lookup: Lookup, allow_private: bool) -> None:
+    def __init__(
+        self, deadline: float, lookup: Lookup, allow_private: bool, max_bytes: int = MAX_RECEIVED_BYTES
+    ) -> None:
         self.deadline = deadline
-        self.bytes_left = MAX_RECEIVED_BYTES
+        self.bytes_left = max_bytes
         self._lookup = lookup
         self._allow_private = allow_private
 
@@ -65,8 +79,8 @@ class SsrfGuard(httpcore.NetworkBackend):
     def connect_unix_socket(
         self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
     ) -> httpcore.NetworkStream:
-        """Refuse: a webhook URL names a host."""
-        raise BlockedAddress("webhooks are not delivered to unix sockets")
+        """Refuse: a URL names a host."""
+        raise BlockedAddress("unix sockets are not opened")
 
     def _resolve(self, host: str, port: int) -> list[str]:
         lookup = self._lookup(host, port)
@@ -95,7 +109,7 @@ class SsrfGuard(httpcore.NetworkBackend):
 
 
 class DeadlineStream(httpcore.NetworkStream):
-    """A socket on which every operation ends at the guard's deadline, however slowly the receiver sends."""
+    """A socket on which every operation ends at the guard's deadline, however slowly the server sends."""
 
     def __init__(self, connection: socket.socket, guard: SsrfGuard) -> None:
         connection.setblocking(False)
@@ -105,7 +119,7 @@ class DeadlineStream(httpcore.NetworkStream):
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         if self._guard.bytes_left <= 0:
-            raise httpcore.ReadError("the receiver sent too much")
+            raise httpcore.ReadError("the server sent too much")
         try:
             received = self._run(lambda: self._socket.recv(max_bytes), select.POLLIN)
         except TimeoutError as error:
@@ -149,7 +163,7 @@ class DeadlineStream(httpcore.NetworkStream):
         """Answer the two questions of httpcore.
 
         `ssl_object` tells it which HTTP version was negotiated. `is_readable` is true for an idle connection that the
-        receiver closed, or on which it sent data without a request.
+        server closed, or on which it sent data without a request.
         """
         if info == "is_readable":
             return self._poll(select.POLLIN, 0)
@@ -159,7 +173,7 @@ class DeadlineStream(httpcore.NetworkStream):
         """Repeat a non-blocking operation until it succeeds; raise TimeoutError at the deadline."""
         while True:
             if time.monotonic() >= self._guard.deadline:
-                raise TimeoutError("the receiver took too long")
+                raise TimeoutError("the server took too long")
             try:
                 return operation()
             except ssl.SSLWantReadError:
@@ -170,7 +184,7 @@ class DeadlineStream(httpcore.NetworkStream):
                 self._wait(event)
 
     def _wait(self, event: int) -> None:
-        self._poll(event, max(0.0, self._guard.deadline - time.monotonic()) * 1000)
+        self._poll(event, min(MAX_POLL_S, max(0.0, self._guard.deadline - time.monotonic())) * 1000)
 
     def _poll(self, event: int, timeout_ms: float) -> bool:
         poll = select.poll()

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import httpcore
 import pytest
 
-from scorepool.worker.webhooks.ssrf_guard import BlockedAddress, SsrfGuard, resolve
+from scorepool.store.ssrf_guard import BlockedAddress, SsrfGuard, resolve
 from tests.worker.receiver import raw_server
 
 

@@ -58,6 +58,7 @@ class FormatSample:
     generation_prompt: str = "<assistant>"
     reasoning: tuple[str, str] = ("<think>", "</think>")
     content: tuple[str, str] = ("", "")
+    opened: str = ""  # the beginning of an answer that ends the prompt
     both: str | None = None
     invalid: str  # looks like a call and cannot be parsed
 
@@ -323,11 +324,52 @@ OPENED_FORMATS = {
     ),
 }
 
+DSML_LOOK = (
+    '<｜DSML｜invoke name="look">\n<｜DSML｜parameter name="place" string="true">Zürich</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n"
+)
+DSML_COUNT = (
+    '<｜DSML｜invoke name="count_up">\n<｜DSML｜parameter name="x" string="false">1</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n"
+)
+# Calls begin with a text that is no token of its own, anywhere in an answer.
+TEXT_FORMATS = {
+    "deepseek_v32": FormatSample(
+        tokens=("+<think>", "+</think>", "+｜DSML｜"),
+        template_hint="｜DSML｜ function_calls>",
+        look=f"<｜DSML｜function_calls>\n{DSML_LOOK}</｜DSML｜function_calls>",
+        count=f"<｜DSML｜function_calls>\n{DSML_COUNT}</｜DSML｜function_calls>",
+        both=f"<｜DSML｜function_calls>\n{DSML_LOOK}{DSML_COUNT}</｜DSML｜function_calls>",
+        invalid="<｜DSML｜function_calls>\nlook\n</｜DSML｜function_calls>",
+    ),
+    "deepseek_v4": FormatSample(
+        tokens=("+<think>", "+</think>", "｜DSML｜"),
+        template_hint="｜DSML｜ tool_calls>",
+        look=f"<｜DSML｜tool_calls>\n{DSML_LOOK}</｜DSML｜tool_calls>",
+        count=f"<｜DSML｜tool_calls>\n{DSML_COUNT}</｜DSML｜tool_calls>",
+        both=f"<｜DSML｜tool_calls>\n{DSML_LOOK}{DSML_COUNT}</｜DSML｜tool_calls>",
+        invalid="<｜DSML｜tool_calls>\nlook\n</｜DSML｜tool_calls>",
+    ),
+    "functionary_v32": FormatSample(
+        tokens=("<|start_header_id|>", "<|end_header_id|>"),
+        template_hint="<|start_header_id|> >>>all",
+        generation_prompt="<assistant>\n\n>>>",
+        opened=">>>",
+        reasoning=("", ""),
+        content=(">>>all\n", ""),
+        look='>>>look\n{"place": "Zürich"}',
+        count='>>>count_up\n{"x": 1}',
+        both='>>>look\n{"place": "Zürich"}>>>count_up\n{"x": 1}',
+        invalid='>>>look\n{"place": "Zürich"',
+    ),
+}
+SAMPLES = FORMATS | OPENED_FORMATS | TEXT_FORMATS
+
 
 @cache
 def chat_codec_of(name: str) -> ChatCodec:
     """Build the codec as the engine does when it loads a model of this format."""
-    sample = (FORMATS | OPENED_FORMATS)[name]
+    sample = SAMPLES[name]
     with TemporaryDirectory() as folder:
         save_tokenizer(sample, sample.template_hint, Path(folder))
         return load_chat_codec(Path(folder), {})

@@ -58,6 +58,7 @@ _MARKERS += [
     "<|im_end|>",
 ]
 _MARKERS += ["<longcat_arg_key>", "</longcat_arg_value>", "</seed:tool_call>", "[look(x=1)]", "<|start|>", "<|end|>"]
+_MARKERS += ["</｜DSML｜parameter>", "<｜DSML｜tool_calls>", "</｜DSML｜function_calls>", ">>>", ">>> look"]
 _NAMES = ["look", "count_up", "get_weather", "search", "f", "zoom_in_2", "send_email", "x"]
 _KEYS = ["place", "x", "unit", "deep", "a_b", "query", "Limit", "n1"]
 
@@ -174,4 +175,5 @@ class _Generator:
 
 
 def split(marker: str) -> str:
-    return f"{marker[:1]}{SPLIT}{marker[1:]}"
+    """Split a text so that neither it nor a token in it is written as that token."""
+    return f"{marker[:1]}{SPLIT}{marker[1:]}".replace("DSML", f"DS{SPLIT}ML")

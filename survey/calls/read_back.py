@@ -15,9 +15,8 @@ from scorepool.engine.model.checkpoint import load_chat_codec
 from survey.calls.generated import SPLIT, Turn, turns, without_split
 from survey.calls.writers import WRITERS, Writer
 from tests.answered_chat import Run, joined
-from tests.chat_formats import EOS, FORMATS, OPENED_FORMATS, FormatSample, save_tokenizer
+from tests.chat_formats import EOS, SAMPLES, FormatSample, save_tokenizer
 
-SAMPLES = FORMATS | OPENED_FORMATS
 NUM_TRAINING_TURNS = 40  # from which a format's tokenizer learns its tokens
 _TRAINING_SEED = 10**6
 _MARKUP = re.compile(r"</?\|?\w[\w:▁｜|]*>|<｜[^｜]+｜>|\[/?[A-Z_]+\]")
@@ -58,7 +57,7 @@ def written(turn: Turn, writer: Writer, sample: FormatSample) -> str:
     """Return the answer as the template of the format writes it, with its end."""
     reasoning = f"{sample.reasoning[0]}\n{turn.reasoning}\n{sample.reasoning[1]}" if _reasons(turn, sample) else ""
     content = sample.content[0] + turn.content + sample.content[1] if _speaks(turn, writer) else ""
-    return f"{reasoning}{content}{writer.calls(turn.calls)}{EOS}"
+    return f"{reasoning}{content}{writer.calls(turn.calls)}{EOS}".removeprefix(sample.opened)
 
 
 def _reasons(turn: Turn, sample: FormatSample) -> bool:

@@ -149,6 +149,18 @@ def _deepseek_v31(calls: Calls) -> str:
     return f"<｜tool▁calls▁begin｜>{written}<｜tool▁calls▁end｜>"
 
 
+def _dsml(calls: Calls, block: str) -> str:
+    written = ""
+    for name, arguments in calls:
+        pairs = "\n".join(
+            f'<｜DSML｜parameter name="{key}" string="{kind}">{_raw(value)}</｜DSML｜parameter>'
+            for key, value in arguments.items()
+            for kind in ["true" if isinstance(value, str) else "false"]
+        )
+        written += f'<｜DSML｜invoke name="{name}">\n{pairs}\n</｜DSML｜invoke>\n'
+    return f"\n\n<｜DSML｜{block}>\n{written}</｜DSML｜{block}>"
+
+
 def _harmony(calls: Calls) -> str:
     return "".join(
         f" to=functions.{name}<|channel|>commentary json<|message|>{to_json(arguments)}<|call|><|start|>assistant"
@@ -173,11 +185,16 @@ def _fenced(calls: Calls) -> str:
 
 
 _PARAMETER_END = r"</parameter>\s*(<parameter|</function|</invoke)"
+_DSML_END = r"</｜DSML｜(parameter>\s*(<|$)|\w+_calls>)"
 _PAIR_END = r"</(longcat_)?arg_value>\s*(<|$)"
 _QUOTE_END = r'(<\|"\|>|<escape>)\s*([,\]})=:]|$)'
 WRITERS = {
     "deepseek_v3": Writer(calls=_deepseek_v3, sample="deepseek_v3"),
     "deepseek_v31": Writer(calls=_deepseek_v31, sample="deepseek_v31"),
+    "deepseek_v32": Writer(
+        calls=lambda calls: _dsml(calls, "function_calls"), sample="deepseek_v32", cannot_write=_DSML_END
+    ),
+    "deepseek_v4": Writer(calls=lambda calls: _dsml(calls, "tool_calls"), sample="deepseek_v4", cannot_write=_DSML_END),
     "functiongemma": Writer(
         calls=lambda calls: _gemma(calls, "<start_function_call>", "<end_function_call>", "<escape>"),
         sample="function_gemma",
@@ -187,6 +204,9 @@ WRITERS = {
         calls=lambda calls: "".join(f"<function={name}>{to_json(given)}</function>" for name, given in calls),
         sample="functionary",
         is_opened=True,
+    ),
+    "functionary_v32": Writer(
+        calls=lambda calls: "".join(f">>>{name}\n{to_json(given)}" for name, given in calls), sample="functionary_v32"
     ),
     "gemma4": Writer(
         calls=lambda calls: _gemma(calls, "<|tool_call>", "<tool_call|>", '<|"|>'),

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from scorepool.engine.text.chat.call_formats.call_format import ToolParser
+from scorepool.engine.text.chat.call_formats.call_format import CallFormat, ToolParser
 from scorepool.engine.text.chat.call_formats.formats import FORMATS, format_of_mlx_lm, format_of_template
+from scorepool.engine.text.chat.call_text import CallText
 from scorepool.engine.text.chat.structural_tag import (
     PLAIN_TEXT,
     Marker,
@@ -64,16 +65,12 @@ class ChatTags:
         found = FORMATS[name]
         return replace(self, call=found.markers, tool_parser=found.parse or mlx_lm_parser, call_format=name)
 
-    @property
-    def opening(self) -> str:
-        """The text with which an answer begins that is a call."""
-        return "" if self.call_format is None else FORMATS[self.call_format].opening
-
     def check_fit(self, vocabulary: Mapping[str, int]) -> None:
         """Raise ValueError if the model does not write these markers: its tokenizer has no tokens for them."""
         if all(token in vocabulary for token in HARMONY):
             raise ValueError("its answers are messages with headers, as gpt-oss writes them")
-        for marker in (*(self.think or ()), *(self.call or ())):
+        needed = () if self.call_format is None else FORMATS[self.call_format].needed_tokens
+        for marker in (*(self.think or ()), *(self.call or ()), *needed):
             first = re.match(r"<\|.*?>|", marker)  # gemma4's is a token and a word
             if marker and marker not in vocabulary and not (first and first[0] in vocabulary):
                 raise ValueError(f"the tokenizer has no token {marker!r}")
@@ -99,8 +96,7 @@ class ChatFormat:
     special_token_ids: frozenset[int] = frozenset()  # they add no text to any channel
     eos_ids: frozenset[int] = frozenset()
     tool_parser: ToolParser | None = None
-    opening: bytes = b""  # the text with which an answer begins that is a call
-    opening_pattern: re.Pattern[bytes] | None = None  # that such a text matches while it grows
+    call_text: CallText | None = None  # calls that begin with a text without a token of its own
     names_in_header: bool = False  # the header names the called function and the text holds its arguments
     delimiter_ids: frozenset[int] = frozenset()  # tokens inside calls that are in no value
     structural_tag: StructuralTag | None = PLAIN_TEXT  # None: answers in this format cannot be constrained
@@ -146,10 +142,20 @@ def detect_chat_format(tags: ChatTags, tokenizer: Tokenizer) -> ChatFormat:
     return chat_format(
         transitions=transitions,
         tool_parser=tags.tool_parser,
-        opening=tags.opening.encode(),
-        opening_pattern=None if call_format is None else call_format.opening_pattern,
+        call_text=None if call_format is None else _call_text(call_format),
         delimiter_ids=_ids_of(() if call_format is None else call_format.delimiters, vocabulary),
         structural_tag=structure,
+    )
+
+
+def _call_text(call_format: CallFormat) -> CallText | None:
+    if not call_format.opening:
+        return None
+    return CallText(
+        opening=call_format.opening.encode(),
+        closing=call_format.closing.encode(),
+        growing=call_format.opening_pattern,
+        is_anywhere=call_format.opens_anywhere,
     )
 
 

@@ -106,7 +106,8 @@ def _reasoning_before(tag: StructuralTag, parser: OutputParser) -> str:
 def _call_rules(spec: StructuredOutputSpec, tag: ToolCallTag) -> list[str]:
     """Return the rules of the calls. Raises InvalidRequest."""
     choices = [tag.call_of(function.name, _arguments_rule(index)) for index, function in enumerate(spec.functions)]
-    rules = [f"calls: {tag.several if spec.parallel_calls else tag.one}", f"function: {' | '.join(choices)}"]
+    rules = [f"calls: {tag.opening} rest_of_calls", f"rest_of_calls: {tag.several if spec.parallel_calls else tag.one}"]
+    rules.append(f"function: {' | '.join(choices)}")
     for index, function in enumerate(spec.functions):
         schema_type = function.parameters.get("type", "object")
         if schema_type != "object" and not (isinstance(schema_type, list) and "object" in schema_type):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from scorepool.engine.text.chat.call_text import CallText
 from scorepool.engine.text.chat.chat_format import ChatFormat, State, state_of_message
 from scorepool.engine.text.chat.text_calls import TextCalls
 
@@ -31,6 +32,11 @@ class Span:
 def content_channels(token_ids: Iterable[int], special_token_ids: Collection[int]) -> list[Channel]:
     """Return the channels of a call's tokens if the call is content."""
     return ["markup" if token_id in special_token_ids else "content" for token_id in token_ids]
+
+
+def _read_anyway(call_text: CallText | None, may_call: bool) -> CallText | None:
+    """Return the texts that matter to an answer: where it may not call, the headers of content do."""
+    return call_text if may_call or (call_text is not None and call_text.has_headers) else None
 
 
 class OutputParser:
@@ -64,7 +70,10 @@ class OutputParser:
         self._state: State = "content"
         self._token_ids: list[int] = []
         self._held: list[int] = []  # the last tokens, which may begin a marker or be the format's opening
-        self._opening = chat_format.opening if may_call else b""
+        self._may_call = may_call
+        self._call_text = _read_anyway(chat_format.call_text, may_call)
+        self._before = b""  # the end of the generation prompt, if it may begin a call
+        self._tail: bytes | None = None  # of the text of a call that began with a text; None in other calls
         self._is_blank = True  # the content has only spaces so far: the opening may follow
         self._header: list[int] = []
         self._call_start = 0
@@ -73,6 +82,7 @@ class OutputParser:
         for token_id in generation_prompt:
             self.read(token_id)
             self.has_reasoned |= self.state == "reasoning"
+        self._before = b"".join(map(token_bytes, self._held))
         self.channels, self.spans, self._token_ids = [], [], []
         self._held, self._call_start, self._is_blank = [], 0, True
         if repairs_calls and may_call:
@@ -111,34 +121,41 @@ class OutputParser:
                 self._enter(transitions[held], num_marker_tokens=len(held))
             elif any(marker[: len(held)] == held for marker in transitions):
                 return
-            elif self._may_open():
-                if not self._opens():
+            elif self._state == "content" and self._call_text is not None:
+                if not self._read_call_text(self._call_text):
                     return
-                self._call_start = len(self.channels) - len(held)
-                self._state = "tool_call"
-                self._release(len(held))
             else:
+                first = self._held[0]
                 self._release(1)
+                self._end_at_closing(first)
 
-    def _may_open(self) -> bool:
-        """True if the held tokens, after spaces, are the opening, or may become it."""
-        if not self._opening or self._state != "content" or not self._is_blank:
-            return False
-        text = self._held_text()
-        if self._opening.startswith(text):
-            return True
-        pattern = self.chat_format.opening_pattern
-        return text.startswith(self._opening) and (pattern is None or pattern.match(text) is not None)
+    def _read_call_text(self, call_text: CallText) -> bool:
+        """Assign held tokens as far as it is known whether a call begins with them. False if nothing is known yet."""
+        texts = [*map(self._token_bytes, self._held)]
+        texts[0] = self._before + texts[0]
+        match call_text.verdict(b"".join(texts), len(texts[0]), self._is_blank):
+            case "held":
+                return False
+            case "header" | "header_and_content" as found:
+                self._held = self._held[-1:] if found == "header_and_content" else []
+                self._enter("content", num_marker_tokens=0)
+            case "call" if self._may_call:
+                self._call_start = len(self.channels) - len(self._held)
+                self._state, self._tail = "tool_call", b""
+                self._release(len(self._held))
+            case _:
+                self._release(1)
+        self._before = b""
+        return True
 
-    def _opens(self) -> bool:
-        text, pattern = self._held_text(), self.chat_format.opening_pattern
-        if pattern is None:
-            return text.startswith(self._opening)
-        found = pattern.match(text)
-        return found is not None and found["opened"] is not None
-
-    def _held_text(self) -> bytes:
-        return b"".join(map(self._token_bytes, self._held)).lstrip()
+    def _end_at_closing(self, token_id: int) -> None:
+        """End a call that began with a text if this token completes the text with which it ends."""
+        if self._tail is None or self._call_text is None or not self._call_text.closing:
+            return
+        token = self._token_bytes(token_id)
+        self._tail = self._tail[-len(self._call_text.closing) :] + token
+        if self._call_text.ends(self._tail):
+            self._enter("content", num_marker_tokens=0)
 
     def end(self) -> None:
         """Finish after the last token. A call that has not ended was cut off and is content."""
@@ -207,7 +224,7 @@ class OutputParser:
             self._header.clear()
         self._state = state
         self._call_start = len(self.channels)
-        self._is_blank = True
+        self._is_blank, self._tail = True, None
 
     def _header_words(self) -> tuple[str, ...]:
         """Return the words of the last header. Special tokens separate words."""

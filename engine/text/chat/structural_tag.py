@@ -9,8 +9,15 @@ means. The spelling of the calls is that of their format, in call_formats/.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from scorepool.engine.text.chat.call_formats.call_format import CallFormat, ToolCallTag, literal, marker_rule
+from scorepool.engine.text.chat.call_formats.call_format import (
+    CallFormat,
+    ToolCallTag,
+    in_regex,
+    literal,
+    marker_rule,
+)
 
 Marker = tuple[int, ...]  # token ids
 
@@ -65,20 +72,31 @@ def tag_structure(
 def opened_structure(
     think: tuple[Marker, Marker] | None, call_format: CallFormat, vocabulary: Mapping[str, int], eos_ids: Iterable[int]
 ) -> StructuralTag:
-    """Describe a model whose answer is calls if it begins with the format's opening, a text, and else is content."""
+    """Describe a model whose calls begin with a text: after content, or only where an answer begins."""
     tool_call = call_format.tag("", "", vocabulary)
-    # All of it is one regular expression: tokens may lie across its parts.
-    rules = [f"other_text: /[ \\t\\r\\n]*[^ \\t\\r\\n{_in_class(call_format.opening[0])}](.|\\n)*/"]
+    # All of a text is one regular expression: tokens may lie across its parts.
+    if call_format.opens_anywhere and tool_call is not None:
+        rules = [
+            "other_text: OTHER_TEXT",
+            f"OTHER_TEXT: /(.|\\n)+/ & ~/(.|\\n)*{in_regex(call_format.opening)}(.|\\n)*/",
+        ]
+        rules += tool_call.text_and_opening
+        header = tool_call.header
+        text = f"{header} text_and_opening rest_of_calls | {header} other_text" + (" | calls" if header else "")
+    else:
+        header = ""
+        rules = [f"other_text: /[ \\t\\r\\n]*[^ \\t\\r\\n{_in_class(call_format.opening[0])}](.|\\n)*/"]
+        text = "other_text | calls"
+    structure = partial(StructuralTag, content=f"{header} content".lstrip(), tool_call=tool_call)
     if think is None:
-        return StructuralTag(rules=tuple(rules), unconstrained="(other_text | calls)?", tool_call=tool_call)
+        return structure(rules=tuple(rules), unconstrained=f"({text})?")
     start, end = think
     rules.append(f"rest_of_reasoning: {any_except({*eos_ids, start[0], end[0]})} {marker_rule(end)}")
-    return StructuralTag(
+    return structure(
         rules=tuple(rules),
         rest_of_reasoning="rest_of_reasoning",
         reasoning=f"{marker_rule(start)} rest_of_reasoning",
-        unconstrained=f"({marker_rule(start)} rest_of_reasoning)? (other_text | calls)?",
-        tool_call=tool_call,
+        unconstrained=f"({marker_rule(start)} rest_of_reasoning)? ({text})?",
     )
 
 

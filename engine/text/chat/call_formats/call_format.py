@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,14 @@ def json_arguments(rule: str, parameters: Schema, strict: bool) -> list[str]:
     return [f"{rule}: {json_rule({**parameters, 'type': 'object'}, options)}"]
 
 
+def inside(text: str, tools: Any, opening: str, closing: str, parse: ToolParser) -> Any:
+    """Parse what stands between two texts. The last token of a text may have put characters before the first."""
+    _, found, body = text.partition(opening)
+    if not found:
+        raise ValueError(f"expected {opening!r}")
+    return parse(body.rstrip().removesuffix(closing), tools)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallTag:
     """The spelling of function calls, as fragments of a grammar."""
@@ -31,6 +39,9 @@ class ToolCallTag:
     call_of: Callable[[str, str], str]  # (name, rule of its arguments) to the text of a call. Raises InvalidRequest
     one: str  # one call; the rule `function` is any call that is allowed
     several: str
+    opening: str = ""  # before `one` or `several`, where calls may follow content
+    text_and_opening: Sequence[str] = ()  # the rules of `text_and_opening`: content and the opening behind it
+    header: str = ""  # before content
     arguments: Callable[[str, Schema, bool], list[str]] = json_arguments  # (rule, parameters, strict) to its rules
 
 
@@ -39,14 +50,16 @@ class CallFormat:
     """How a model writes calls.
 
     markers    <｜tool▁calls▁begin｜> ... <｜tool▁calls▁end｜>: tokens, anywhere in the answer
-    opening    {"name": ...}: text without a token of its own, only at the beginning of an answer or after its reasoning
+    opening    {"name": ...}: text without a token of its own, at the beginning of an answer or after its reasoning, or
+               anywhere
     """
 
     markers: tuple[str, str] | None = None  # the second is empty if only the end of the turn ends a call
-    opening: str = ""  # the text with which an answer begins that is a call
-    opening_pattern: re.Pattern[bytes] | None = (
-        None  # that such an answer matches while it grows; `opened` when it is one
-    )
+    opening: str = ""  # the text with which calls begin
+    opening_pattern: re.Pattern[bytes] | None = None  # that the text matches while it grows; see CallText
+    opens_anywhere: bool = False  # not only at the beginning of an answer
+    closing: str = ""  # the text with which calls end; only the end of the turn if there is none
+    needed_tokens: Collection[str] = ()  # without which a model does not write so, beside the markers
     optional_markers: tuple[str, str] | None = None  # tokens around an opened call, where the vocabulary has them
     parse: ToolParser | None = None  # None: mlx-lm's
     mlx_lm: str | None = None  # mlx-lm's name of the format, if it knows it
@@ -66,6 +79,36 @@ def marker_rule(token_ids: Iterable[int]) -> str:
 def delimiter_rule(text: str, vocabulary: Vocabulary) -> str:
     """Return the rule of a delimiter: its token if it has one, else its text."""
     return marker_rule([vocabulary[text]]) if text in vocabulary else literal(text)
+
+
+def delimited(text: str, delimiters: Collection[str], vocabulary: Vocabulary) -> str:
+    """Return the rule of a text: the delimiters in it that are tokens are written by their ids."""
+    parts = _parts(text, delimiters, vocabulary)
+    return " ".join(delimiter_rule(part, vocabulary) if part in delimiters else literal(part) for part in parts)
+
+
+def text_and_opening(opening: str, delimiters: Collection[str], vocabulary: Vocabulary) -> list[str]:
+    """Return the rules of any text and the opening of calls behind it."""
+    first = _parts(opening, delimiters, vocabulary)[0]
+    first = "" if first in delimiters else first
+    rest = opening.removeprefix(first)
+    lazy = "" if rest else "[lazy]"  # a token ends the text, or the opening does
+    return [
+        f"text_and_opening: text_before {delimited(rest, delimiters, vocabulary) if rest else ''}",
+        f"text_before{lazy}: TEXT_BEFORE",
+        f"TEXT_BEFORE: /(.|\\n)*{in_regex(first)}/",
+    ]
+
+
+def _parts(text: str, delimiters: Collection[str], vocabulary: Vocabulary) -> list[str]:
+    """Divide a text into the delimiters that are tokens, and what stands between them."""
+    tokens = [re.escape(each) for each in delimiters if each in vocabulary]
+    return [part for part in re.split(f"({'|'.join(tokens)})", text) if part] if tokens else [text]
+
+
+def in_regex(text: str) -> str:
+    """Return a text as a part of a regular expression."""
+    return re.sub(r"([!-/:;=?@\[-`{-~])", r"\\\1", text).replace("\n", "\\n")
 
 
 def json_rule(schema: Schema, options: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from scorepool.engine.text.chat.call_formats import (
     deepseek,
+    functionary,
     gemma,
     json_calls,
     keys_and_values,
@@ -18,8 +19,11 @@ from scorepool.engine.text.chat.call_formats.call_format import CallFormat
 FORMATS: Mapping[str, CallFormat] = {
     "deepseek_v3": deepseek.V3,
     "deepseek_v31": deepseek.V31,
+    "deepseek_v32": tagged_parameters.DEEPSEEK_V32,
+    "deepseek_v4": tagged_parameters.DEEPSEEK_V4,
     "functiongemma": gemma.FUNCTION_GEMMA,
-    "functionary": json_calls.FUNCTIONARY,
+    "functionary": functionary.V31,
+    "functionary_v32": functionary.V32,
     "gemma4": gemma.GEMMA4,
     "glm47": keys_and_values.GLM,
     "granite": json_calls.GRANITE,

@@ -63,10 +63,10 @@ class _GemmaSpelling(Spelling):
         """Return the rules of a string, with the closing quote in the terminal if it is no token."""
         if schema.get("maxLength") == 0:
             return [f"{rule}: {self.constant('')}"]
-        end = "" if self._is_token else self._quote
+        end, never = ("", self._quote) if self._is_token else (self._quote, "")
         text = f"{rule}_text"
         after = f" {self._rule}" if self._is_token else ""
-        return [f"{rule}: {self._rule} {text}{after}", *text_rules(text, schema, strict, end, self._quote)]
+        return [f"{rule}: {self._rule} {text}{after}", *text_rules(text, schema, strict, end, never)]
 
     def order(self, names: list[str]) -> list[str]:
         return sorted(names, key=str.lower)

@@ -15,8 +15,6 @@ from scorepool.engine.text.chat.call_formats.call_format import (
 )
 
 _BETWEEN_CALLS = re.compile(r"[\s;,]*")
-_FUNCTION = re.compile(r"\s*<function=(?P<name>[^<>\s]+)>")
-_END = re.compile(r"\s*</function>")
 
 
 def parse(text: str, _: Any, before: str = "", after: str = "") -> list[Call]:
@@ -75,29 +73,6 @@ def _opened_list(
     )
 
 
-def _parse_functionary(text: str, _: Any) -> list[Call]:
-    """Return the calls of <function=name>{...}</function>, one after the other. Raises ValueError."""
-    calls, decoder, at = list[Call](), json.JSONDecoder(), 0
-    while begin := _FUNCTION.match(text, at):
-        arguments, at = decoder.raw_decode(text, begin.end())
-        end = _END.match(text, at)
-        if end is None:
-            raise ValueError("a call has no end")
-        calls.append({"name": begin["name"], "arguments": arguments})
-        at = end.end()
-    if text[at:].strip():
-        raise ValueError("a text follows the calls")
-    return calls
-
-
-def _functionary_tag(*_: Any) -> ToolCallTag:
-    return ToolCallTag(
-        call_of=lambda name, arguments: f'{literal(f"<function={name}>")} {arguments} "</function>"',
-        one="function",
-        several="function+",
-    )
-
-
 HERMES = CallFormat(markers=("<tool_call>", "</tool_call>"), parse=parse, tag=_hermes_tag, mlx_lm="json_tools")
 GRANITE = CallFormat(
     markers=("<|tool_call|>", ""), parse=parse, tag=_granite_tag, tells=("<|tool_call|>", "<|start_of_role|>")
@@ -112,9 +87,3 @@ LLAMA3 = CallFormat(
 JAMBA = _opened_list("<tool_calls>", "</tool_calls>", tells=("<tool_calls>", "</tool_calls>"))
 NEMOTRON = _opened_list("<TOOLCALL>", "</TOOLCALL>", tells=("<TOOLCALL>", "</TOOLCALL>"))
 PHI4_MINI = _opened_list("functools", "", tells=("functools[",), optional_markers=("<|tool_call|>", "<|/tool_call|>"))
-FUNCTIONARY = CallFormat(
-    opening="<function=",
-    parse=_parse_functionary,
-    tag=_functionary_tag,
-    tells=("<|start_header_id|>", "<function=example_function_name>"),
-)

@@ -66,17 +66,17 @@ def _arguments(rule: str, parameters: Schema, strict: bool, prefix: str, vocabul
     check_keywords(parameters, _FOLLOWED, strict)
     tags = (f"<{prefix}arg_key>", f"</{prefix}arg_key>", f"<{prefix}arg_value>", f"</{prefix}arg_value>")
     key_start, key_end, value_start, value_end = (delimiter_rule(tag, vocabulary) for tag in tags)
-    end = "" if tags[3] in vocabulary else tags[3]
+    end, never = ("", tags[3]) if tags[3] in vocabulary else (tags[3], "")
     after = f'{value_end if not end else ""} "\\n"?'
     parts, rules = list[str](), list[str]()
     for index, (name, schema, is_required) in enumerate(properties_of(parameters)):
         check_name(name, _KEY, "words without < and >")
         value = f"{rule}_{index}"
-        rules += value_rules(value, schema, parameters, strict, end, tags[3])
+        rules += value_rules(value, schema, parameters, strict, end, never)
         pair = f'{key_start} {literal(name)} {key_end} "\\n"? {value_start} {value} {after}'
         parts.append(pair if is_required else f"({pair})?")
     if (additional := additional_of(parameters)) is not None:
-        rules += value_rules(f"{rule}_more", additional, parameters, strict, end, tags[3])
+        rules += value_rules(f"{rule}_more", additional, parameters, strict, end, never)
         parts.append(f'({key_start} /[\\w.-]+/ {key_end} "\\n"? {value_start} {rule}_more {after})*')
     return [f"{rule}: {' '.join(parts) or literal('')}", *rules]
 

@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from scorepool.engine.errors import InvalidRequest
-from scorepool.engine.text.chat.call_formats.call_format import COMPACT, Schema, json_rule, literal
+from scorepool.engine.text.chat.call_formats.call_format import COMPACT, Schema, in_regex, json_rule, literal
 from scorepool.engine.text.chat.call_formats.schemas import (
     bounds_of,
     check_keywords,
@@ -31,6 +31,7 @@ _JSON_BEGINNING = r'\s"\-0-9\[{'  # a string that may also be a number, a list o
 _WORDS = {"boolean": ("true", "false", "True", "False"), "null": ("null", "None")}
 _STRING_KEYWORDS = ("type", "anyOf", "oneOf", "allOf", "$ref", "minLength", "maxLength", "pattern", "format")
 _ANCHORED = re.compile(r"(?P<start>\^?)(?P<body>(?:\\.|\[(?:\\.|[^\]\\])*\]|[^\\^$\[])*)(?P<end>\$?)", re.DOTALL)
+_MAX_CHECKED_LENGTH = 2000  # of strings with a limit: beyond, a grammar cannot also tell what they must not hold
 _ANY = "(.|\\n)*"
 _DIGITS = "[0-9]"
 _DAY = r"(0[1-9]|[12][0-9]"  # and more, as the month has
@@ -88,8 +89,8 @@ def _refuse_constant(name: str) -> Any:
 def value_rules(rule: str, schema: Any, root: Schema, strict: bool, end: str, never: str = "") -> list[str]:
     """Return the rules of a value and of the text that ends it. `rule` names the first. Raises InvalidRequest.
 
-    A string and its end are one terminal: a terminal of the string alone would go on into the end. Without an end, a
-    token ends the value, and no string holds the text `never`, which is that token's.
+    A string and its end are one terminal: a terminal of the string alone would go on into the end. If a token follows
+    the end, which may be empty, no string holds the text `never`, with which that token begins.
     """
     schema = resolve(schema, root)
     types = types_of(schema, root)
@@ -116,6 +117,32 @@ def value_rules(rule: str, schema: Any, root: Schema, strict: bool, end: str, ne
     return [f"{rule}: {' | '.join(alternatives)}", *rules]
 
 
+def by_kind(schema: Any, root: Schema) -> tuple[Schema | None, Schema | None]:
+    """Divide a schema: one of the strings that it allows, and one of its other values. None where it allows none.
+
+    Raises InvalidRequest.
+    """
+    types = types_of(schema, root)
+    if "string" not in types or types == {"string"}:
+        return (None, schema) if "string" not in types else (schema, None)
+    strings, others = list[Schema](), list[Schema]()
+    for leaf in leaves(schema, root):
+        if (values := constants(leaf)) is not None:
+            for of_kind, are_strings in ((strings, True), (others, False)):
+                if kept := [value for value in values if isinstance(value, str) == are_strings]:
+                    of_kind.append({"enum": kept})
+            continue
+        types = types_of(leaf, root)
+        check_types(types)
+        if "string" in types:
+            is_scalar = types <= {"string", *_WORDS}  # else the grammar of JSON checks the other keywords
+            keywords = leaf.keys() if is_scalar else leaf.keys() & set(_STRING_KEYWORDS)
+            strings.append({name: leaf[name] for name in leaf if name in keywords} | {"type": "string"})
+        if types - {"string"}:
+            others.append({**leaf, "type": _as_listed(types - {"string"})})
+    return ({"anyOf": strings} if strings else None), ({"anyOf": others} if others else None)
+
+
 def _as_listed(types: frozenset[str]) -> list[str]:
     return sorted(types - {"integer"} if "number" in types else types)
 
@@ -139,25 +166,25 @@ def text_rules(
     A lazy terminal ends with the first end in it. That is cheap, but a pattern could put off the end, so where there is
     one the terminal says that nothing follows the end. Such a terminal with a limited length finds no end.
     """
-    terminal, ending, pattern = rule.upper(), _escaped(end), _pattern(schema, strict)
+    terminal, ending, pattern = rule.upper(), in_regex(end), _pattern(schema, strict)
     least, most = bounds_of(schema, "minLength", "maxLength")
-    if pattern is not None and end and (least or most is not None):
+    if pattern is not None and not never and (least or most is not None):
         if strict:
             raise InvalidRequest("a pattern or format with a limit of the length cannot be followed in these calls")
         least, most = 0, None
     free = f"{{0,{'' if most is None else most - least}}}" if most is not None else "*"
     found = [f"/(.|\\n){{{least}}}(.|\\n){free}{ending}/" if least else f"/(.|\\n){free}{ending}/"]
-    if not end:
-        found.append(f"~/(.|\\n)*{_escaped(never)}(.|\\n)*/")
+    if never and not (end and most is not None and most > _MAX_CHECKED_LENGTH):
+        found.append(f"~/(.|\\n)*{in_regex(never)}(.|\\n)*/")
     elif pattern is not None:
         found.append(f"~/(.|\\n)*{ending}(.|\\n)+/")
     elif least:  # the end does not begin in these characters
-        found = [f"/[^{_escaped(end[0])}]{{{least}}}(.|\\n){free}{ending}/"]
+        found = [f"/[^{in_regex(end[0])}]{{{least}}}(.|\\n){free}{ending}/"]
     if pattern is not None:
         found.append(f"/{pattern}{ending}/")
     if is_unlike_json:
         found.append(f"/[^{_JSON_BEGINNING}](.|\\n)*/")
-    lazy = "[lazy]" if end and pattern is None else ""
+    lazy = "" if never or pattern is not None else "[lazy]"
     return [f"{rule}{lazy}: {terminal}", f"{terminal}: {' & '.join(found)}"]
 
 
@@ -181,8 +208,3 @@ def _pattern(schema: Schema, strict: bool) -> str | None:
     body = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", found["body"]).replace("\n", "\\n")
     before, after = ("" if found[anchor] else _ANY for anchor in ("start", "end"))
     return f"{before}({body}){after}"
-
-
-def _escaped(text: str) -> str:
-    """Return a text as a part of a regular expression."""
-    return re.sub(r"([^\w\s<>])", r"\\\1", text).replace("\n", "\\n")

@@ -1,4 +1,4 @@
-"""Calls whose arguments stand in tags with their names: Qwen3-Coder's, Seed's, MiniMax's. No MLX.
+"""Calls whose arguments stand in tags with their names: Qwen3-Coder's, Seed's, MiniMax's, DeepSeek V3.2's. No MLX.
 
     <function=look>
     <parameter=place>
@@ -7,9 +7,13 @@
     </function>
 
 There are no escapes. A value goes on to the closing tag behind which the next parameter or the call's end stands.
+DeepSeek's tags say whether a value is a string:
+
+    <｜DSML｜parameter name="place" string="true">Zürich</｜DSML｜parameter>
 """
 
 import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,9 +25,12 @@ from scorepool.engine.text.chat.call_formats.call_format import (
     ToolCallTag,
     Vocabulary,
     check_name,
+    delimited,
+    inside,
     literal,
+    text_and_opening,
 )
-from scorepool.engine.text.chat.call_formats.raw_values import read_value, value_rules
+from scorepool.engine.text.chat.call_formats.raw_values import by_kind, read_value, told_types, value_rules
 from scorepool.engine.text.chat.call_formats.schemas import (
     additional_of,
     check_keywords,
@@ -37,14 +44,15 @@ _FOLLOWED = ("additionalProperties", "properties", "required", "type")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tags:
-    """The tags of a format; {} is a name."""
+    """The tags of a format; {} is a name. `delimiters` are texts in them that may be tokens."""
 
     function: str
     function_end: str
     parameter: str
     parameter_end: str
     newline: str = ""  # between a value and its tags
-    after_function: str = "\n"
+    kinds: tuple[str, str] | None = None  # what follows the name of a string, and of anything else
+    delimiters: Collection[str] = ()
 
     @property
     def function_pattern(self) -> re.Pattern[str]:
@@ -59,7 +67,23 @@ class Tags:
         beginning = re.escape(self.parameter.partition("{}")[0])
         follows = rf"(?=\s*(?:{beginning}|{re.escape(self.function_end)}|$))"
         value = r"(?P<value>.*?)" + re.escape(self.parameter_end)
-        return re.compile(rf"\s*{_pattern_of(self.parameter)}{value}{follows}", re.DOTALL)
+        kind = "" if self.kinds is None else f"(?P<kind>{'|'.join(map(re.escape, self.kinds))}|>)"
+        return re.compile(rf"\s*{_pattern_of(self.parameter)}{kind}{value}{follows}", re.DOTALL)
+
+    def rule(self, text: str, vocabulary: Vocabulary) -> str:
+        return delimited(text, self.delimiters, vocabulary)
+
+    def end_of_value(self, vocabulary: Vocabulary) -> tuple[str, str, str]:
+        """Return the text that ends a value, the rule of what follows it, and what no string holds, if that is a token.
+
+        Without tokens in the tag, all of it is the text.
+        """
+        end = f"{self.newline}{self.parameter_end}\n"
+        token = next((each for each in self.delimiters if each in vocabulary and each in end), None)
+        if token is None:
+            return end, "", ""
+        text, _, rest = end.partition(token)
+        return text, self.rule(token + rest, vocabulary), text + token
 
 
 def _pattern_of(tag: str) -> str:
@@ -78,8 +102,10 @@ def parse(text: str, tools: Any, tags: Tags) -> list[Call]:
         arguments: dict[str, Any] = {}
         while parameter := parameter_pattern.match(text, at):
             key, at = parameter["name"].strip(), parameter.end()
-            value = _unwrapped(parameter["value"], tags.newline)
-            arguments[key] = read_value(value, properties.get(key, {}), parameters)
+            value, schema = _unwrapped(parameter["value"], tags.newline), properties.get(key, {})
+            is_string = tags.kinds is not None and parameter["kind"] == tags.kinds[0]
+            is_text = is_string and "string" in told_types(schema, parameters)
+            arguments[key] = value if is_text else read_value(value, schema, parameters)
         end = end_pattern.match(text, at)
         if end is None:
             raise ValueError("a text stands where a parameter was expected")
@@ -94,35 +120,55 @@ def _unwrapped(value: str, newline: str) -> str:
     return value.removeprefix(newline).removesuffix(newline)
 
 
-def _arguments(rule: str, parameters: Schema, strict: bool, tags: Tags) -> list[str]:
+def _arguments(rule: str, parameters: Schema, strict: bool, tags: Tags, vocabulary: Vocabulary) -> list[str]:
     """Return the rules of the arguments: the parameters in the order of the schema."""
     check_keywords(parameters, _FOLLOWED, strict)
-    end = f"{tags.newline}{tags.parameter_end}\n"
     parts, rules = list[str](), list[str]()
     for index, (name, schema, is_required) in enumerate(properties_of(parameters)):
         check_name(name, _NAME, "words without quotes, < and >")
-        value = f"{rule}_{index}"
-        rules += value_rules(value, schema, parameters, strict, end)
-        parts.append(f"{literal(tags.parameter.format(name) + tags.newline)} {value}")
-        if not is_required:
-            parts[-1] = f"({parts[-1]})?"
+        value, found = _valued(f"{rule}_{index}", schema, parameters, strict, tags, vocabulary)
+        rules += found
+        part = f"{tags.rule(tags.parameter.format(name), vocabulary)} {value}"
+        parts.append(part if is_required else f"({part})?")
     if (additional := additional_of(parameters)) is not None:
-        rules += value_rules(f"{rule}_more", additional, parameters, strict, end)
+        value, found = _valued(f"{rule}_more", additional, parameters, strict, tags, vocabulary)
         before, after = tags.parameter.split("{}")
-        name_terminal = f"{rule.upper()}_NAME"
-        rules.append(f"{name_terminal}: {literal(before)} /[\\w.-]+/ {literal(after + tags.newline)}")
-        parts.append(f"({name_terminal} {rule}_more)*")
+        rules += [*found, f"{rule}_name: {rule.upper()}_NAME", f"{rule.upper()}_NAME: /[\\w.-]+/ {literal(after)}"]
+        parts.append(f"({tags.rule(before, vocabulary)} {rule}_name {value})*")
     return [f"{rule}: {' '.join(parts) or literal('')}", *rules]
 
 
-def _tag(start: str, end: str, _: Vocabulary, tags: Tags, several_functions: bool) -> ToolCallTag:
-    def call_of(name: str, arguments: str) -> str:
-        check_name(name, _NAME, "words without quotes, < and >")
-        return f"{literal(tags.function.format(name) + chr(10))} {arguments} {literal(tags.function_end)}"
+def _valued(
+    rule: str, schema: Any, root: Schema, strict: bool, tags: Tags, vocabulary: Vocabulary
+) -> tuple[str, list[str]]:
+    """Return the fragment of what follows a parameter's name, with the tag's end, and its rules."""
+    end, after, never = tags.end_of_value(vocabulary)
+    if tags.kinds is None:
+        rules = value_rules(rule, schema, root, strict, end, never)
+        return f"{literal(tags.newline) if tags.newline else ''} {rule} {after}", rules
+    alternatives, rules = list[str](), list[str]()
+    for kind, each in zip(tags.kinds, by_kind(schema, root), strict=True):
+        if each is not None:
+            name = f"{rule}_{len(alternatives)}"
+            rules += value_rules(name, each, root, strict, end, never)
+            alternatives.append(f"{literal(kind)} {name}")
+    return f"({' | '.join(alternatives)}) {after}", rules
 
+
+def _tag(start: str, end: str, vocabulary: Vocabulary, tags: Tags, several_functions: bool) -> ToolCallTag:
     call = f'{start} "\\n" function "\\n" {end}'
     several = f'{start} "\\n" (function "\\n")+ {end}' if several_functions else f"({call})+"
-    return ToolCallTag(call_of=call_of, one=call, several=several, arguments=partial(_arguments, tags=tags))
+    arguments = partial(_arguments, tags=tags, vocabulary=vocabulary)
+    return ToolCallTag(call_of=_call_of(tags, vocabulary), one=call, several=several, arguments=arguments)
+
+
+def _call_of(tags: Tags, vocabulary: Vocabulary) -> Callable[[str, str], str]:
+    def call_of(name: str, arguments: str) -> str:
+        check_name(name, _NAME, "words without quotes, < and >")
+        before = tags.rule(tags.function.format(name) + "\n", vocabulary)
+        return f"{before} {arguments} {tags.rule(tags.function_end, vocabulary)}"
+
+    return call_of
 
 
 def _format(markers: tuple[str, str], tags: Tags, mlx_lm: str | None, several_functions: bool = False) -> CallFormat:
@@ -132,6 +178,36 @@ def _format(markers: tuple[str, str], tags: Tags, mlx_lm: str | None, several_fu
         tag=partial(_tag, tags=tags, several_functions=several_functions),
         mlx_lm=mlx_lm,
         tells=markers,
+    )
+
+
+_DSML = "｜DSML｜"  # a token
+
+
+def _dsml(block: str) -> CallFormat:
+    """Return DeepSeek's format, whose calls stand in a block of this name."""
+    opening, closing = f"<{_DSML}{block}>", f"</{_DSML}{block}>"
+
+    def tag(_: str, __: str, vocabulary: Vocabulary) -> ToolCallTag:
+        end, begin = _DEEPSEEK.rule(closing, vocabulary), f"{opening}\n"
+        return ToolCallTag(
+            call_of=_call_of(_DEEPSEEK, vocabulary),
+            one=f'function "\\n" {end}',
+            several=f'(function "\\n")+ {end}',
+            arguments=partial(_arguments, tags=_DEEPSEEK, vocabulary=vocabulary),
+            opening=delimited(begin, [_DSML], vocabulary),
+            text_and_opening=text_and_opening(begin, [_DSML], vocabulary),
+        )
+
+    return CallFormat(
+        opening=opening,
+        opens_anywhere=True,
+        closing=closing,
+        parse=partial(inside, opening=opening, closing=closing, parse=partial(parse, tags=_DEEPSEEK)),
+        tag=tag,
+        delimiters=[_DSML],
+        needed_tokens=[_DSML],
+        tells=(_DSML, f"{block}>"),
     )
 
 
@@ -151,6 +227,16 @@ _MINIMAX = Tags(
     parameter='<parameter name="{}">',
     parameter_end="</parameter>",
 )
+_DEEPSEEK = Tags(
+    function=f'<{_DSML}invoke name="{{}}">',
+    function_end=f"</{_DSML}invoke>",
+    parameter=f'<{_DSML}parameter name="{{}}"',
+    parameter_end=f"</{_DSML}parameter>",
+    kinds=(' string="true">', ' string="false">'),
+    delimiters=[_DSML],
+)
 QWEN3_CODER = _format(("<tool_call>", "</tool_call>"), _QWEN, "qwen3_coder")
 SEED_OSS = _format(("<seed:tool_call>", "</seed:tool_call>"), _SEED, None)
 MINIMAX_M2 = _format(("<minimax:tool_call>", "</minimax:tool_call>"), _MINIMAX, "minimax_m2", several_functions=True)
+DEEPSEEK_V32 = _dsml("function_calls")
+DEEPSEEK_V4 = _dsml("tool_calls")

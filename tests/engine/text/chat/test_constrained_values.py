@@ -12,7 +12,7 @@ from scorepool.engine.text.chat.grammar import Function, StructuredOutputSpec
 from tests.chat_formats import EOS, chat_codec_of, compile_constraint, generation_prompt_of, ids_of
 from tests.engine.text.chat.test_grammar_compiler import ids_in
 
-NOT_JSON = ["qwen3_coder", "seed_oss", "minimax_m2", "glm47", "longcat"]
+NOT_JSON = ["qwen3_coder", "seed_oss", "minimax_m2", "glm47", "longcat", "deepseek_v32", "deepseek_v4"]
 NESTED = ["gemma4", "function_gemma", "lfm2", "llama4_pythonic", "pythonic"]
 ADDRESS = {
     "type": "object",
@@ -57,7 +57,7 @@ def walk(name: str, schema: dict[str, Any], seed: int) -> list[Any]:
     while generated[-1:] != [eos]:
         allowed = ids_in(constraint.token_bitmask(generated))
         assert constraint.error is None
-        assert len(generated) < 2000, chat.tokenizer.decode(generated)
+        assert len(generated) < 3000, chat.tokenizer.decode(generated)
         plain = [i for i in allowed if i >= 256 or set(chat.tokenizer.token_bytes(i)) <= LETTERS]
         usual = plain if rng.random() < 0.95 else sorted(allowed)
         endings = [i for i in allowed if i >= 256]  # not to stay in a string for long
@@ -132,6 +132,10 @@ AROUND = {  # the text before and after a string
     "qwen3_coder": ("<tool_call>\n<function=look>\n<parameter=a>\n", "\n</parameter>\n</function>\n</tool_call>"),
     "minimax_m2": ('<minimax:tool_call>\n<invoke name="look">\n<parameter name="a">', "</parameter>\n</invoke>\n"),
     "glm47": ("<tool_call>look<arg_key>a</arg_key><arg_value>", "</arg_value></tool_call>"),
+    "deepseek_v32": (
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="look">\n<｜DSML｜parameter name="a" string="true">',
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    ),
     "gemma4": ('<|tool_call>call:look{a:<|"|>', '<|"|>}<tool_call|>'),
 }
 

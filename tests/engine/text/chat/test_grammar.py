@@ -16,7 +16,7 @@ from scorepool.engine.text.chat.grammar import Function, StructuredOutputSpec
 from tests.chat_formats import (
     EOS,
     FORMATS,
-    OPENED_FORMATS,
+    SAMPLES,
     chat_codec_of,
     compile_constraint,
     generation_prompt_of,
@@ -124,6 +124,11 @@ LOOK = {
     '{"x": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
     "deepseek_v31": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>{"x": 1}'
     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="look">\n'
+    '<｜DSML｜parameter name="x" string="false">1</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+    "deepseek_v4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="look">\n<｜DSML｜parameter name="x" string="false">1'
+    "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+    "functionary_v32": 'look\n{"x": 1}',
     "granite": '<|tool_call|>[{"name": "look", "arguments": {"x": 1}}]',
     "llama3_json": '{"name": "look", "parameters": {"x": 1}}',
     "nemotron_json": '<TOOLCALL>[{"name": "look", "arguments": {"x": 1}}]</TOOLCALL>',
@@ -167,7 +172,7 @@ def test_an_answer_that_may_be_a_call_is_any_other_text_or_a_call():
     assert Answer("nemotron_json", MAY_CALL).allowed_after("<think>Hm.</think><") == {"T"}
 
 
-@pytest.mark.parametrize("name", sorted({*FORMATS, *OPENED_FORMATS} - {*LOOK, "opened"}))
+@pytest.mark.parametrize("name", sorted({*SAMPLES} - {*LOOK, "opened"}))
 def test_calls_whose_format_has_no_grammar_are_refused(name: str):
     assert chat_codec_of(name).grammar_compiler.unsupported_reason(has_functions=True)
     with pytest.raises(InvalidRequest):

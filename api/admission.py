@@ -1,15 +1,13 @@
 """Refuse requests that are well formed but cannot run: a model that is not served, unknown token ids, ..."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
-from redis.asyncio import Redis
 
 from scorepool import store, wire
 from scorepool.api.http import tasks
 from scorepool.api.http.errors import BadRequest, Forbidden, TooLarge, map_field_names
 from scorepool.api.images.limits import check_file, check_url
-from scorepool.api.repositories import decode
 from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.quota import MAX_CONTEXT, report_size
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
@@ -22,9 +20,18 @@ CHARACTERS_PER_TOKEN = 4  # about, of text; its worker counts its tokens
 class Admission:
     """Check requests against the models that workers serve, before they are put on the queue."""
 
-    def __init__(self, settings: store.Settings, redis: Redis, models: Models, endpoints: WebhookEndpoints) -> None:
+    def __init__(
+        self,
+        settings: store.Settings,
+        now_s: Callable[[], Awaitable[float]],
+        models: Models,
+        endpoints: WebhookEndpoints,
+        servers: store.ServerMap,
+    ) -> None:
+        """`now_s` returns the unix time by Redis's clock."""
         self._high_priority_names = {name.strip() for name in settings.high_priority_keys.split(",")} - {""}
-        self._redis = redis
+        self._now_s = now_s
+        self._servers = servers
         self._settings = settings
         self._models = models
         self._endpoints = endpoints
@@ -34,12 +41,14 @@ class Admission:
         bases = [request.base for request in requests if isinstance(request, wire.Compare)]
         served = await self._models.serving([*(request.model for request in requests), *bases])
         expires = any(request.expires_at is not None for request in requests)
-        now = await decode.now_s(self._redis) if expires else 0.0
+        now = await self._now_s() if expires else 0.0
         async for index, request in tasks.in_turns(enumerate(requests)):
             where = f"[{index}]." if is_bulk else ""
             self._check_one(request, served[request.model], now, where)
             if isinstance(request, wire.Compare):
                 self._check_base(request, served, now, where)
+        if not self._servers.is_one:
+            self._check_servers(requests, served, is_bulk)
 
     def check_priorities(self, owner: str, requests: Sequence[wire.Request], is_bulk: bool) -> None:
         """Check that the owner may use the requests' priorities. Raises Forbidden.
@@ -95,6 +104,24 @@ class Admission:
                 f"{sizes[1]}; expected models of one vocabulary",
                 f"{where}base",
             )
+
+    def _check_servers(
+        self, requests: Sequence[wire.Request], served: Mapping[str, Sequence[wire.ServedModel]], is_bulk: bool
+    ) -> None:
+        """Check that one server takes all jobs of a request: they are queued all or none. Raises BadRequest."""
+        named = [
+            (f"[{index}].{field}" if is_bulk else field, name)
+            for index, request in enumerate(requests)
+            for field, name in (("model", request.model), ("base", getattr(request, "base", request.model)))
+        ]
+        server_of = {name: self._servers.of_model(served[name][0].id if served[name] else name) for _, name in named}
+        for field, name in named:
+            if server_of[name] != server_of[requests[0].model]:
+                raise BadRequest(
+                    f"{field}: {name!r} and {requests[0].model!r} are on two Redis servers (SCOREPOOL_REDIS_URLS), and "
+                    "the jobs of one request are queued all or none; expected models of one server",
+                    field,
+                )
 
     def _check_top_logprobs(self, request: wire.Request, where: str) -> None:
         """Check the server's cap. A job is refused, not clamped: a loss of fewer terms would be another loss."""

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from scorepool.api.batches.driver import Driver
+from scorepool.api.batches.line_jobs import LineJobs
 from scorepool.api.batches.services import BatchServices
 from scorepool.api.dialects import anthropic, generate_route, openai, openrlhf, swift, tgi, trl, v1_score, vllm
 from scorepool.api.http import errors, openapi
@@ -68,21 +69,20 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     driver = Driver(
         BatchServices(
-            redis=state.redis,
+            redis=state.redis_servers[0],
             settings=state.settings,
             files=state.files,
             models=state.models,
             jobs=state.jobs,
             admission=state.admission,
             submission=state.submission,
+            line_jobs=LineJobs(state.servers, state.redis_servers),
         )
     )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        state.waiting.start()
-        state.history.start()
-        state.stored_results.start()
+        state.start()
         driver.start()
         try:
             yield

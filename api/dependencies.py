@@ -5,7 +5,7 @@ FastAPI would run plain functions in a thread each.
 """
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated
 from urllib.request import parse_http_list
 
@@ -32,6 +32,7 @@ from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.pages import CURSOR
 from scorepool.api.repositories.pause import Pause
 from scorepool.api.repositories.queue import Queue
+from scorepool.api.repositories.readiness import Readiness
 from scorepool.api.repositories.sessions import Sessions
 from scorepool.api.repositories.waiting import Waiting
 from scorepool.api.repositories.webhook_deliveries import WebhookDeliveries
@@ -64,8 +65,12 @@ async def keyring(request: Request) -> Keyring:
     return _state(request).keyring
 
 
-async def redis(request: Request) -> Redis:
-    return _state(request).redis
+async def redis_servers(request: Request) -> Sequence[Redis]:
+    return _state(request).redis_servers
+
+
+async def readiness(request: Request) -> Readiness:
+    return _state(request).readiness
 
 
 async def waiting(request: Request) -> Waiting:
@@ -219,7 +224,8 @@ async def preferred_wait_s(request: Request) -> int | None:
 
 SettingsDep = Annotated[Settings, Depends(settings)]
 KeyringDep = Annotated[Keyring, Depends(keyring)]
-RedisDep = Annotated[Redis, Depends(redis)]
+RedisServersDep = Annotated[Sequence[Redis], Depends(redis_servers)]
+ReadinessDep = Annotated[Readiness, Depends(readiness)]
 WaitingDep = Annotated[Waiting, Depends(waiting)]
 MetricsDep = Annotated[Metrics, Depends(metrics)]
 SnapshotsDep = Annotated[QueueSnapshots, Depends(snapshots)]

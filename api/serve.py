@@ -9,7 +9,7 @@ from http import HTTPStatus
 import uvicorn
 
 from scorepool.api.app import create_app
-from scorepool.api.connection import check_login
+from scorepool.api.connection import check_logins
 from scorepool.api.http.loopback import is_loopback
 from scorepool.api.http.openapi import VERSION
 from scorepool.api.http.protocol import Protocol
@@ -117,7 +117,7 @@ def serve(settings: Settings) -> None:
             "or listen on 127.0.0.1"
         )
     logs.configure("api", settings.log_format, settings.log_level)
-    asyncio.run(check_login(settings.redis_url))
+    asyncio.run(check_logins(state.servers))
     logger.info("scorepool %s starts", VERSION)
     logging.getLogger("uvicorn.access").addFilter(tidy_access_log)
     logging.getLogger("asyncio").addFilter(AcceptErrorFilter())

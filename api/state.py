@@ -11,7 +11,6 @@ from redis.asyncio import Redis
 
 from scorepool.api.admission import Admission
 from scorepool.api.auth import Keyring
-from scorepool.api.connection import REDIS_TIMEOUT_S, connect
 from scorepool.api.images.fetched_images import FetchedImages
 from scorepool.api.metrics.history import History
 from scorepool.api.metrics.prometheus import Metrics
@@ -24,20 +23,23 @@ from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.pause import Pause
 from scorepool.api.repositories.queue import Queue
 from scorepool.api.repositories.quota import Quota
+from scorepool.api.repositories.readiness import Readiness
 from scorepool.api.repositories.sessions import Sessions
 from scorepool.api.repositories.stored_results import StoredResults
-from scorepool.api.repositories.waiting import BLOCK_S, Waiting
+from scorepool.api.repositories.waiting import Waiting
 from scorepool.api.repositories.webhook_deliveries import WebhookDeliveries
 from scorepool.api.repositories.webhook_endpoints import WebhookEndpoints
 from scorepool.api.repositories.webhook_secrets import WebhookSecrets
 from scorepool.api.repositories.weights import Weights
+from scorepool.api.server import Server
+from scorepool.api.shared import Shared
+from scorepool.api.spread.copies import Copies
 from scorepool.api.streaming import Streaming
 from scorepool.api.submission import Submission
-from scorepool.store import Settings
+from scorepool.store import LOCAL_OWNER, ServerMap, Settings
 from scorepool.store.result_store import open_result_store
 from scorepool.store.traces import Tracer, open_tracer
 
-MAX_CONNECTIONS = 64
 LAST_READS_S = 0.05  # for clients that were answered as the server stops: each reads its job once more
 
 
@@ -47,9 +49,11 @@ class State:
 
     settings: Settings
     keyring: Keyring
-    redis: Redis
-    stream_redis: Redis  # for the one blocking read
+    servers: ServerMap
+    parts: list[Server]  # of each server, home first
+    copies: Copies | None  # of webhook endpoints, if there are several servers
     waiting: Waiting
+    readiness: Readiness
     metrics: Metrics
     snapshots: QueueSnapshots
     history: History
@@ -57,7 +61,6 @@ class State:
     models: Models
     adapters: Adapters
     jobs: Jobs
-    stored_results: StoredResults
     queue: Queue
     endpoints: WebhookEndpoints
     webhook_secrets: WebhookSecrets
@@ -77,49 +80,74 @@ class State:
     @classmethod
     def create(cls, settings: Settings) -> Self:
         """Build all parts without connecting to Redis. Raises SettingsError."""
-        redis = connect(settings.redis_url, REDIS_TIMEOUT_S, MAX_CONNECTIONS)
-        stream_redis = connect(settings.redis_url, BLOCK_S + REDIS_TIMEOUT_S, 1)
-        keyring = Keyring.load(settings)
+        keyring, servers = Keyring.load(settings), ServerMap.load(settings)
+        result_store = open_result_store(settings)
+        parts = [Server.create(each, settings, keyring, result_store) for each in servers.servers]
+        home, copies = parts[0].redis, [part.redis for part in parts[1:]]
         metrics = Metrics()
-        waiting = Waiting(stream_redis.client(), redis, on_ended=metrics.ended.inc)
-        stored_results = StoredResults(redis, open_result_store(settings))
-        models, jobs = Models(redis), Jobs(redis, stored_results)
-        queue = Queue(redis, settings, keyring.weight, keyring.has_several_owners)
+        readers = [part.reader for part in parts]
+        waiting = Waiting(readers, metrics.ended.inc, None if servers.is_one else servers.of_job)
+        shared = Shared.create(servers, parts)
+        models, jobs, queue = shared.models, shared.jobs, shared.queue
         quota = Quota.load(settings, keyring.has_several_owners)
-        endpoints = WebhookEndpoints(redis, settings, quota.max_bytes)
-        admission = Admission(settings, redis, models, endpoints)
-        snapshots = QueueSnapshots(redis, models)
+        endpoints = WebhookEndpoints(home, settings, quota.max_bytes, copies)
+        webhook_secrets = WebhookSecrets(home, settings, copies)
+        admission = Admission(settings, shared.now_s, models, endpoints, servers)
         tracer = open_tracer(settings, "api")
         images = FetchedImages(settings)
         submission = Submission(settings, admission, models, queue, jobs, waiting, metrics, images, tracer)
+
+        def redis_of(model: str) -> Redis:
+            return parts[servers.of_model(model)].redis
+
         return cls(
             settings=settings,
             keyring=keyring,
-            redis=redis,
-            stream_redis=stream_redis,
+            servers=servers,
+            parts=parts,
+            copies=Copies(keyring.owners or [LOCAL_OWNER], endpoints, webhook_secrets) if copies else None,
             waiting=waiting,
+            readiness=Readiness(servers, [part.redis for part in parts], readers),
             metrics=metrics,
-            snapshots=snapshots,
-            history=History(redis, snapshots, models),
+            snapshots=shared.snapshots,
+            history=History(home, shared.snapshots, models),
             models=models,
-            adapters=Adapters(redis, models),
+            adapters=Adapters(redis_of, models),
             jobs=jobs,
-            stored_results=stored_results,
             queue=queue,
             endpoints=endpoints,
-            webhook_secrets=WebhookSecrets(redis, settings),
-            deliveries=WebhookDeliveries(redis, settings),
-            files=Files(redis, settings, quota),
-            batches=Batches(redis, quota, settings.max_batches_per_key),
-            sessions=Sessions(redis),
-            weights=Weights(redis),
-            pause=Pause(redis),
+            webhook_secrets=webhook_secrets,
+            deliveries=shared.deliveries,
+            files=Files(home, settings, quota),
+            batches=Batches(home, quota, settings.max_batches_per_key),
+            sessions=Sessions(home),
+            weights=Weights(redis_of),
+            pause=Pause(home, *copies),
             admission=admission,
             images=images,
             submission=submission,
             streaming=Streaming(submission, waiting, metrics),
             tracer=tracer,
         )
+
+    @property
+    def redis_servers(self) -> list[Redis]:
+        """The connections to all servers, home first."""
+        return [part.redis for part in self.parts]
+
+    @property
+    def stored_results(self) -> StoredResults:
+        """What reads results from the result store, of whichever server."""
+        return self.parts[0].stored_results
+
+    def start(self) -> None:
+        """Start the tasks."""
+        self.waiting.start()
+        self.history.start()
+        for part in self.parts:
+            part.stored_results.start()
+        if self.copies is not None:
+            self.copies.start()
 
     async def close(self) -> None:
         """Answer waiting clients and close the connections to Redis."""
@@ -129,10 +157,13 @@ class State:
         if num_waiting:
             await asyncio.sleep(LAST_READS_S)
         await self.history.close()
-        await self.stored_results.close()
+        if self.copies is not None:
+            await self.copies.close()
         await self.snapshots.close()
         await self.models.close()
-        await self.stream_redis.aclose()
-        await self.redis.aclose()
+        for part in self.parts:
+            await part.stored_results.close()
+            await part.stream_redis.aclose()
+            await part.redis.aclose()
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)

@@ -98,9 +98,9 @@ class Submission:
             built.append(request)
         return built
 
-    async def job_ids(self, owner: str, idempotency_key: str | None, count: int) -> list[str]:
-        """Return an id for each job of a submission: the same ones whenever it comes under the same key."""
-        return await self._queue.job_ids(owner, idempotency_key, count if count > 1 else None)
+    async def job_ids(self, owner: str, idempotency_key: str | None, count: int, model: str) -> list[str]:
+        """Return an id for each job of a submission for a model: the same ones whenever it comes under the same key."""
+        return await self._queue.job_ids(owner, idempotency_key, count if count > 1 else None, model)
 
     async def submit(
         self,
@@ -121,7 +121,8 @@ class Submission:
         model may have left since. Images by URL are fetched here, once: under the same key, what the client sent is
         compared, not what is at the URLs by then. Raises ApiError.
         """
-        job_ids = job_ids or await self._queue.job_ids(owner, idempotency_key, len(requests) if is_bulk else None)
+        count = len(requests) if is_bulk else None
+        job_ids = job_ids or await self._queue.job_ids(owner, idempotency_key, count, requests[0].model)
         is_known = idempotency_key is not None and has_urls(requests)
         is_known = is_known and await self._queue.was_submitted(requests, job_ids)  # its images are not fetched again
         if not is_known:

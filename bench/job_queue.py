@@ -30,6 +30,7 @@ from rq.utils import as_text
 from bench.queue_systems import IN_FLIGHT, OPTIONAL, SYSTEMS, NoopWorker, make_request, samples, submit
 from scorepool import store, wire
 from scorepool.api.auth import Keyring
+from scorepool.api.repositories.event_reader import EventReader
 from scorepool.api.repositories.queue import Queue
 from scorepool.api.repositories.waiting import Waiting
 from scorepool.local.redis_server import RedisServer
@@ -115,7 +116,7 @@ def measure_wake_up(server: RedisServer, num_waiters: int, num_jobs: int) -> Non
 async def _wake_up_latencies(url: str, num_waiters: int, num_jobs: int) -> list[float]:
     connection, stream = redis.asyncio.Redis.from_url(url), redis.asyncio.Redis.from_url(url)
     queue = Queue(connection, store.Settings(), Keyring([]).weight, False)
-    waiting = Waiting(stream, connection, on_ended=lambda count: None)
+    waiting = Waiting([EventReader(stream, connection)], on_ended=lambda count: None)
     waiting.start()
 
     async def read(job_id: str) -> tuple[wire.Job, float]:

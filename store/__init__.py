@@ -53,6 +53,7 @@ from scorepool.store.keys import (
 )
 from scorepool.store.redis_url import has_password
 from scorepool.store.sentinel import SentinelUrl
+from scorepool.store.server_map import RedisServer, ServerMap
 from scorepool.store.settings import (
     KEY_NAME,
     LOCAL_OWNER,
@@ -87,8 +88,10 @@ __all__ = [
     "ImageUrl",
     "JobField",
     "Keys",
+    "RedisServer",
     "RqKeys",
     "SentinelUrl",
+    "ServerMap",
     "Settings",
     "SettingsError",
     "WebhookUrl",

@@ -110,6 +110,8 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     redis_url: str = "redis://127.0.0.1:6379/0"
     redis_url_file: str = ""  # a file that holds the URL, instead of redis_url
+    redis_urls: str = ""  # JSON, {"MODEL": "URL"}: models whose jobs are on other servers, see store/server_map.py
+    redis_urls_file: str = ""  # a file that holds this object, instead of redis_urls
     redis_prefix: RedisPrefix = DEFAULT_PREFIX
     log_level: LogLevel = "INFO"
     log_format: LogFormat = "text"
@@ -289,6 +291,11 @@ class Settings(Struct, frozen=True, kw_only=True):
             if given.get("redis_url"):
                 raise SettingsError(f"{PREFIX}REDIS_URL and {PREFIX}REDIS_URL_FILE are both set: leave one of them out")
             given["redis_url"] = _read_redis_url(path)
+        if path := given.get("redis_urls_file"):
+            if given.get("redis_urls"):
+                names = f"{PREFIX}REDIS_URLS and {PREFIX}REDIS_URLS_FILE"
+                raise SettingsError(f"{names} are both set: leave one of them out")
+            given["redis_urls"] = _read_secret(path, f"{PREFIX}REDIS_URLS_FILE={path!r}")
         if "log_level" in given:
             given["log_level"] = given["log_level"].upper()
         if "log_format" in given:
@@ -322,17 +329,23 @@ def _expectation(name: str, error: msgspec.ValidationError) -> str:
 
 
 def _read_redis_url(path: str) -> str:
-    """Read the only line of a file, which no other user may change. Raises SettingsError, without the line."""
+    """Read the only line of a file. Raises SettingsError, without the line."""
     place = f"{PREFIX}REDIS_URL_FILE={path!r}"
+    lines = _read_secret(path, place).split()
+    if len(lines) != 1:
+        raise SettingsError(f"{place}: expected one line with the URL, found {len(lines)} words")
+    return lines[0]
+
+
+def _read_secret(path: str, place: str) -> str:
+    """Read a file that no other user may change. Raises SettingsError, without what the file holds."""
     try:
         with Path(path).expanduser().open(encoding="utf-8") as file:
             mode = os.fstat(file.fileno()).st_mode
-            lines = file.read().split()
+            text = file.read()
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no home folder; ValueError: no UTF-8, a NUL
         reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         raise SettingsError(f"{place}: {reason}") from None
     if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
         raise SettingsError(f"{place}: every user may write to it; run `chmod o-w` on it")
-    if len(lines) != 1:
-        raise SettingsError(f"{place}: expected one line with the URL, found {len(lines)} words")
-    return lines[0]
+    return text

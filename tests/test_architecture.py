@@ -106,9 +106,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api.streaming": {
         "api.delta_order", "api.event_cursor", "api.http", "api.metrics", "api.repositories", "api.submission", "wire",
     },
+    "api.spread": {"api.http", "api.metrics", "api.repositories", "store", "wire"},
+    "api.server": {"api.auth", "api.connection", "api.repositories", "store"},
+    "api.shared": {"api.metrics", "api.repositories", "api.server", "api.spread", "store"},
     "api.state": {
-        "api.admission", "api.auth", "api.connection", "api.images", "api.metrics", "api.repositories", "api.streaming",
-        "api.submission", "store",
+        "api.admission", "api.auth", "api.images", "api.metrics", "api.repositories", "api.server", "api.shared",
+        "api.spread", "api.streaming", "api.submission", "store",
     },
     "api.batches": {
         "api.admission", "api.dialects", "api.http", "api.repositories", "api.submission", "store", "wire",

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from scorepool.wire.embed import Pooling
 from scorepool.wire.provenance import Provenance
@@ -268,6 +268,10 @@ class Ready(Struct, frozen=True):
 
     models: Annotated[list[str], Meta(description="Names that live workers serve. It may be empty.")]
     status: Literal["ready"] = "ready"
+    unavailable: Annotated[
+        list[str] | UnsetType,
+        Meta(description="What cannot be used because one of several Redis servers does not answer."),
+    ] = UNSET
 
 
 class ErrorReply(Struct, frozen=True, kw_only=True):

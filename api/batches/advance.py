@@ -32,7 +32,7 @@ async def advance(services: BatchServices, lease: BatchLease) -> float:
         case "finalizing":
             await _finish(lease, "completed")
             return 0.0
-    batch_store, ending = BatchStore(services.redis, lease), _ending(lease)
+    batch_store, ending = BatchStore(services.redis, lease, services.line_jobs), _ending(lease)
     if ending is not None:
         await cancel_jobs(services, batch_store)
     has_advanced = await collect(services, batch_store, ending)

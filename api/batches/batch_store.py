@@ -11,27 +11,25 @@ from redis.asyncio.client import Pipeline
 
 from scorepool import store, wire
 from scorepool.api.batches.batch_lease import BatchLease
+from scorepool.api.batches.line_jobs import LineJobs, let_expire
 from scorepool.api.batches.lines import EndedLine, LineInProgress
-from scorepool.api.repositories import decode
 from scorepool.api.repositories.batches import BatchProgress
 from scorepool.api.repositories.files import ChunkEnd, compress, write_file
-from scorepool.api.repositories.jobs import status_of
 from scorepool.store.scripts import load
 from scorepool.wire.batch import Batch, RequestCounts
 from scorepool.wire.file import FileObject
-from scorepool.wire.stored_result import MAX_RECORD_BYTES, StoredResult, decode_recorded
 
 OutputKind = Literal["output", "error"]
 _COUNT_OUTPUT = load("count_output.lua")
 FIRST_S = 2.0  # a worker's first lines end together, and are found in several looks
-ENDED_JOB_TTL_S = 60  # how long jobs are kept after the output of their line is written
 
 
 class BatchStore:
     """Read and write what belongs to a leased batch."""
 
-    def __init__(self, redis: Redis, lease: BatchLease) -> None:
+    def __init__(self, redis: Redis, lease: BatchLease, line_jobs: LineJobs) -> None:
         self._redis = redis
+        self._line_jobs = line_jobs
         self.lease = lease
         self._lines_key = store.Keys.batch_lines(lease.batch_id)
 
@@ -55,23 +53,13 @@ class BatchStore:
     async def statuses(self, lines: Sequence[LineInProgress]) -> list[list[wire.Status | None]]:
         """Return the statuses of each line's jobs; None for a job that does not exist."""
         job_ids = [line.job_ids(self.lease.batch_id) for line in lines]
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for ids_of_line in job_ids:
-                for job_id in ids_of_line:
-                    pipeline.hget(store.RqKeys.job(job_id), "status")
-            replies: Any = iter(await pipeline.execute())
-        return [[status_of(status) if (status := next(replies)) else None for _ in of_line] for of_line in job_ids]
+        found = iter(await self._line_jobs.statuses([job_id for of_line in job_ids for job_id in of_line]))
+        return [[next(found) for _ in of_line] for of_line in job_ids]
 
     async def outcome_bytes(self, lines: Sequence[LineInProgress]) -> list[int]:
         """Return the bytes of what the jobs of each line ended with."""
         job_ids = [line.job_ids(self.lease.batch_id) for line in lines]
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for ids_of_line in job_ids:
-                for job_id in ids_of_line:
-                    pipeline.strlen(store.Keys.outcome(job_id))
-                    pipeline.getrange(store.Keys.outcome(job_id), 0, MAX_RECORD_BYTES - 1)
-            replies = await decode.execute(pipeline)
-        sizes = iter([_result_bytes(*reply) for reply in zip(replies[::2], replies[1::2], strict=True)])
+        sizes = iter(await self._line_jobs.outcome_bytes([job_id for of_line in job_ids for job_id in of_line]))
         return [sum(next(sizes) for _ in of_line) for of_line in job_ids]
 
     async def write(
@@ -106,6 +94,7 @@ class BatchStore:
         if ended:
             after = with_marks(after, now)
         files = output_files(after, now, "uploaded")
+        job_ids = [job_id for line in removed for job_id in line.job_ids(batch_id)]
 
         def write(pipeline: Pipeline) -> None:
             if output:
@@ -114,17 +103,12 @@ class BatchStore:
                 self._add_chunk(pipeline, files["error"], progress.error_chunks, compress(errors))
             if started:
                 pipeline.hset(self._lines_key, mapping={str(line): text for line, text in started.items()})
-            checks: dict[str, float] = {}
             for line in removed:
                 pipeline.hdel(self._lines_key, str(line))
-                for job_id in line.job_ids(batch_id):
-                    for key in (store.RqKeys.job(job_id), store.Keys.request(job_id), store.Keys.outcome(job_id)):
-                        pipeline.expire(key, ENDED_JOB_TTL_S)
-                    checks[job_id] = now + ENDED_JOB_TTL_S + 1
-            if checks:
-                pipeline.zadd(store.Keys.ledger_of(self.lease.owner), checks, xx=True, lt=True)
+            let_expire(pipeline, self.lease.owner, job_ids, now)
 
         await self.lease.commit(after, write)
+        await self._line_jobs.let_expire(self.lease.owner, job_ids, now)
 
     def _add_chunk(self, pipeline: Pipeline, file: FileObject, number: int, compressed: bytes) -> None:
         """Add the commands that append a chunk to an output file, which ends with it, and count the chunk.
@@ -137,17 +121,6 @@ class BatchStore:
         pipeline.hset(key, store.Keys.chunk_end(number), str(end))
         write_file(pipeline, self.lease.owner, file)
         pipeline.eval(_COUNT_OUTPUT, 0, self.lease.owner, self.lease.batch_id, file.id, len(compressed))
-
-
-def _result_bytes(num_bytes: int | None, beginning: bytes | None) -> int:
-    """Return the bytes of a result, from the length and the beginning of what Redis holds."""
-    if not num_bytes or not beginning or num_bytes > MAX_RECORD_BYTES:
-        return num_bytes or 0
-    try:
-        outcome = decode_recorded(beginning)
-    except wire.Invalid:
-        return num_bytes
-    return outcome.num_bytes if isinstance(outcome, StoredResult) else num_bytes
 
 
 def output_files(

@@ -23,11 +23,12 @@ from scorepool.api.http.bodies import Body
 from scorepool.api.http.errors import ApiError, BadRequest, error_reply, map_field_names
 from scorepool.api.repositories import decode
 from scorepool.api.submission import error_of_job, name_field
+from scorepool.store.server_map import stamp
 from scorepool.wire.batch import Batch, BatchUsage
 
 Ending = Literal["expired", "cancelled"]  # why a batch ends before all of its lines were run
 EXPIRY_MARGIN_S = 5  # after the batch's own expiry, at which its jobs expire
-_IN_PROGRESS = re.compile(rb"([0-9]{1,9})\.([0-9]{1,6})")
+_IN_PROGRESS = re.compile(rb"([0-9]{1,9})\.([0-9]{1,6})(?:\.([0-9a-f]{4}))?")
 _MESSAGES: dict[Ending, str] = {
     "expired": "This request could not be executed before the completion window expired.",
     "cancelled": "This request was not executed because the batch was cancelled.",
@@ -43,23 +44,25 @@ class EndedLine(NamedTuple):
 
 
 class LineInProgress(NamedTuple):
-    """Name a line that has jobs, in Redis as `<number>.<number of jobs>`."""
+    """Name a line that has jobs, in Redis as `<number>.<number of jobs>`, and `.<tag>` if they are not on home."""
 
     number: int
     num_jobs: int
+    tag: str = ""  # of the server of its jobs, which their ids end with
 
     @classmethod
     def parse(cls, field: bytes) -> "LineInProgress | None":
         """Parse the name of a line; None if it has another form."""
         match = _IN_PROGRESS.fullmatch(field)
-        return match and cls(int(match[1]), int(match[2]))
+        return match and cls(int(match[1]), int(match[2]), (match[3] or b"").decode())
 
     def __str__(self) -> str:
-        return f"{self.number}.{self.num_jobs}"
+        return f"{self.number}.{self.num_jobs}" + (f".{self.tag}" if self.tag else "")
 
     def job_ids(self, batch_id: str) -> list[str]:
         """Return the ids of the line's jobs."""
-        return [job_id_of(batch_id, self.number, index) for index in range(self.num_jobs)]
+        ids = [job_id_of(batch_id, self.number, index) for index in range(self.num_jobs)]
+        return [stamp(job_id, self.tag) for job_id in ids]
 
 
 def job_id_of(batch_id: str, line_number: int, index: int) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from redis.asyncio import Redis
 
 from scorepool.api.admission import Admission
+from scorepool.api.batches.line_jobs import LineJobs
 from scorepool.api.repositories.files import Files
 from scorepool.api.repositories.jobs import Jobs
 from scorepool.api.repositories.models import Models
@@ -23,3 +24,4 @@ class BatchServices:
     jobs: Jobs
     admission: Admission
     submission: Submission
+    line_jobs: LineJobs

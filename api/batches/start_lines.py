@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
+from redis.exceptions import RedisError
 
 from scorepool import wire
 from scorepool.api.batches import lines
@@ -51,9 +52,13 @@ async def resubmit(services: BatchServices, batch_store: BatchStore) -> Literal[
     texts = dict(zip(missing, await batch_store.texts(missing), strict=True))
     in_groups = await _in_groups(texts)
     until = clock_s() + QUEUE_S  # without the time of reading, and one line at least: else none might ever be queued
-    for num_done, line in enumerate(in_groups):
+    num_done, full = 0, set[str]()
+    for line in in_groups:
+        if line.tag in full:
+            continue
         if num_done and clock_s() > until:
             return "some"
+        num_done += 1
         unique_id = line.job_ids(batch_store.lease.batch_id)[0]
         try:
             requests, _ = await lines.build_jobs(services, texts[line], batch_store.batch, unique_id)
@@ -63,10 +68,13 @@ async def resubmit(services: BatchServices, batch_store: BatchStore) -> Literal[
             continue
         try:
             if not await _submit(services, batch_store.lease, line, requests):
-                return "some" if num_done else "none"
+                full.add(line.tag)
+                num_done -= 1
         except TooLarge as error:
             refused = lines.refused_line(texts[line], error, unique_id)
             await batch_store.write(batch_store.lease.progress, [refused], removed=[line])
+    if full:
+        return "some" if num_done else "none"
     return "all"
 
 
@@ -80,13 +88,15 @@ async def start_lines(services: BatchServices, batch_store: BatchStore, ending: 
         return False
     window: Jobs = {}
     has_started = await _read_window(services, batch_store, ending, MAX_JOBS - num_jobs, window)
-    until = clock_s() + QUEUE_S
+    until, full = clock_s() + QUEUE_S, set[str]()  # tags of servers that take no more
     for line in await _in_groups({line: text for line, (text, _) in window.items()}):
         if clock_s() > until:
             break
+        if line.tag in full:
+            continue
         try:
             if not await _submit(services, batch_store.lease, line, window[line][1]):
-                break
+                full.add(line.tag)
         except TooLarge:
             break  # `resubmit` ends the line
     return has_started
@@ -138,7 +148,8 @@ async def _start_chunk(
         if isinstance(requests, EndedLine):
             ended.append(requests)
         else:
-            jobs[LineInProgress(number, len(requests))] = (text, requests)
+            tag = services.line_jobs.tag(services.models.resolve_names(requests[:1])[0]) if requests else ""
+            jobs[LineInProgress(number, len(requests), tag)] = (text, requests)
             num_free -= len(requests)
     is_whole = line == len(texts)
     progress = replace(
@@ -166,14 +177,19 @@ async def _start_line(
 async def _submit(
     services: BatchServices, lease: BatchLease, line: LineInProgress, requests: Sequence[wire.Request]
 ) -> bool:
-    """Queue the jobs of a line; jobs that exist stay unchanged. Return False if the queue is full or lacks replicas.
+    """Queue the jobs of a line; jobs that exist stay unchanged.
 
-    Raise TooLarge for a line that never fits.
+    Return False if the queue is full or lacks replicas, or if another server than home does not answer. Raise TooLarge
+    for a line that never fits.
     """
-    await services.models.serving(request.model for request in requests)
     job_ids = line.job_ids(lease.batch_id)
     try:
+        await services.models.serving(request.model for request in requests)
         await services.submission.enqueue(lease.owner, requests, job_ids, lease.batch_id, batch_id=lease.batch_id)
     except (QueueFull, Unavailable):
+        return False
+    except (RedisError, OSError):
+        if not line.tag:
+            raise
         return False
     return True

@@ -50,7 +50,9 @@ class Metrics:
             registry=self.registry,
         )
         self.waiting = Gauge("scorepool_clients_waiting", "Clients that wait for a job now.", registry=self.registry)
-        self.redis_up = Gauge("scorepool_redis_up", "1 if Redis answered this scrape, else 0.", registry=self.registry)
+        self.redis_up = Gauge(
+            "scorepool_redis_up", "1 if Redis answered this scrape, all servers of it, else 0.", registry=self.registry
+        )
         self._snapshot = SnapshotCollector()
         self.registry.register(self._snapshot)
         for kind in get_args(wire.Kind):
@@ -59,7 +61,7 @@ class Metrics:
     def render(self, snapshot: QueueSnapshot | None) -> bytes:
         """Render all metrics as text; None if Redis did not answer, so that old values are not shown."""
         self._snapshot.snapshot = snapshot or EMPTY
-        self.redis_up.set(0 if snapshot is None else 1)
+        self.redis_up.set(0 if snapshot is None or snapshot.unreachable else 1)
         return generate_latest(self.registry)
 
 

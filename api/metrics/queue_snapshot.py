@@ -82,6 +82,7 @@ class QueueSnapshot(Struct, frozen=True, kw_only=True):
     prefix_events: dict[tuple[str, str], int] = {}  # by tier and event
     checkpoint_rows: dict[str, int] = {}  # finished rows of running jobs, by what became of them
     latency_ms: int = 0  # from submission to result, the sum of all that have one
+    unreachable: list[str] = []  # settings of the servers that did not answer and are left out
 
     @property
     def engines(self) -> dict[tuple[str, str], list[wire.EngineLoad]]:

@@ -7,6 +7,7 @@ Records stay in Redis, so that a worker that starts later loads the same (worker
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
@@ -26,8 +27,9 @@ LOCK_TTL_S = 300
 class Adapters:
     """Change the adapters of models. One change of a model at a time."""
 
-    def __init__(self, redis: Redis, models: Models) -> None:
-        self._redis = redis
+    def __init__(self, redis_of: Callable[[str], Redis], models: Models) -> None:
+        """`redis_of` returns the server of a model, by its own name."""
+        self._redis_of = redis_of
         self._models = models
 
     async def load(self, body: wire.LoadAdapter) -> None:
@@ -37,18 +39,18 @@ class Adapters:
         """
         base = await self._models.find_base(body.model)
         await self._check_name(base.id, body)
-        serial = uuid4().hex
-        async with _Lock(self._redis, base.id):
+        serial, redis = uuid4().hex, self._redis_of(base.id)
+        async with _Lock(redis, base.id):
             key, name = store.Keys.adapters(base.id), body.lora_name
-            before = await self._redis.hget(key, name)
+            before = await redis.hget(key, name)
             record = wire.AdapterRecord(serial=serial, path=body.lora_path, state="staged")
-            await self._redis.hset(key, name, wire.encode(record))
+            await redis.hset(key, name, wire.encode(record))
             try:
                 fingerprint = await self._until_staged(base.id, serial)
                 served = wire.AdapterRecord(serial=serial, path=body.lora_path, state="served")
-                await self._redis.hset(key, name, wire.encode(served))
+                await redis.hset(key, name, wire.encode(served))
             except BaseException:
-                await self._restore(key, name, before)
+                await _restore(redis, key, name, before)
                 raise
             await self._until_shown(base.id, name, fingerprint)
 
@@ -56,11 +58,12 @@ class Adapters:
         """Unload an adapter from all live workers of its model. Raises Conflict, ModelNotServed, Unavailable."""
         name = body.lora_name
         base = await self._models.find_base(body.model)
-        async with _Lock(self._redis, base.id):
+        redis = self._redis_of(base.id)
+        async with _Lock(redis, base.id):
             if not any(name in model.adapter_names for model in await self._models.workers_of(base.id)):
                 raise ModelNotServed(f"lora_name: no worker of {base.id!r} has an adapter {name!r}", "lora_name")
             record = wire.AdapterRecord(serial=uuid4().hex, path="", state="unloaded")
-            await self._redis.hset(store.Keys.adapters(base.id), name, wire.encode(record))
+            await redis.hset(store.Keys.adapters(base.id), name, wire.encode(record))
             await self._until_shown(base.id, name, None)
 
     async def _check_name(self, base: str, body: wire.LoadAdapter) -> None:
@@ -114,7 +117,7 @@ class Adapters:
 
     async def _reports(self, base: str, serial: str) -> dict[str, wire.AdapterReport]:
         """Return the reports about an act, by worker."""
-        stored: Any = await self._redis.hgetall(store.Keys.adapter_reports(base))
+        stored: Any = await self._redis_of(base).hgetall(store.Keys.adapter_reports(base))
         found: dict[str, wire.AdapterReport] = {}
         for field, value in stored.items():
             of, _, worker = decode.text(field).partition(":")
@@ -123,11 +126,12 @@ class Adapters:
                 found[worker] = report
         return found
 
-    async def _restore(self, key: str, name: str, before: bytes | str | None) -> None:
-        if before is None:
-            await self._redis.hdel(key, name)
-        else:
-            await self._redis.hset(key, name, before)
+
+async def _restore(redis: Redis, key: str, name: str, before: bytes | str | None) -> None:
+    if before is None:
+        await redis.hdel(key, name)
+    else:
+        await redis.hset(key, name, before)
 
 
 def _fingerprint(model: wire.ServedModel, name: str) -> str | None:

@@ -18,7 +18,7 @@ from scorepool import store, wire
 from scorepool.api.http.errors import NotFound
 from scorepool.api.http.large_replies import HeldResults
 from scorepool.api.repositories import decode
-from scorepool.api.repositories.pages import check_cursor
+from scorepool.api.repositories.pages import check_cursor, merge_pages
 from scorepool.api.repositories.stored_results import Damaged, StoredResults, read_frames
 from scorepool.store import JobField
 from scorepool.store.scripts import load
@@ -117,6 +117,11 @@ def _with_outcome(
 
 def _with_failure(job: wire.Job, failure: wire.Failure) -> wire.Job:
     return replace(job, status="failed" if job.status == "finished" else job.status, failure=failure)
+
+
+def created_at(job: wire.Job) -> float:
+    """Return the time by which a job is listed, unix, s."""
+    return job.created_at or 0.0
 
 
 def job_not_found(job_id: str) -> NotFound:
@@ -280,15 +285,8 @@ class Jobs:
         Raises BadRequest.
         """
         pages = [(owner, await self.page(owner, cursor, limit, wanted)) for owner in owners]
-        # Before this time, a page that is not its owner's last says nothing.
-        horizon = max((float(page.next_cursor) for _, page in pages if page.next_cursor), default=-math.inf)
-        found = [(job.created_at or 0.0, owner, job) for owner, page in pages for job in page.jobs]
-        found = sorted((row for row in found if row[0] >= horizon), key=lambda row: row[:2], reverse=True)
-        if len(found) > limit:
-            found = found[:limit]
-            horizon = found[-1][0]
-        rows = [(owner, job) for _, owner, job in found]
-        return rows, None if horizon == -math.inf else f"{horizon:.6f}"
+        rows = [([(owner, job) for job in page.jobs], page.next_cursor) for owner, page in pages]
+        return merge_pages(rows, limit, lambda row: created_at(row[1]))
 
     async def _find(
         self, owner: str, wanted: JobFilter, cursor: str | None, limit: int

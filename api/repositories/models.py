@@ -38,6 +38,20 @@ class Models:
         """
         return await self._shared.since(clock_s() - FRESH_S)
 
+    async def read_now(self) -> list[wire.ServedModel]:
+        """Return what each live worker serves now, as `live` does."""
+        return await self._shared.since(clock_s())
+
+    @property
+    def recent(self) -> Sequence[wire.ServedModel]:
+        """Return the recent models that were read last."""
+        return self._recent
+
+    @property
+    def was_read(self) -> bool:
+        """True if the models were read once."""
+        return self._read_at >= 0
+
     async def _read(self) -> list[wire.ServedModel]:
         async with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.time()
@@ -60,7 +74,7 @@ class Models:
 
     async def now_s(self) -> float:
         """Return the unix time of Redis's clock. It is measured when models are read, so mostly without a command."""
-        if self._read_at < 0:
+        if not self.was_read:
             await self.live()
         return self._clock.now_s()
 
@@ -101,7 +115,7 @@ class Models:
 
     async def workers_of(self, model: str) -> list[wire.ServedModel]:
         """Return the live workers of a model by its own name, as they are now."""
-        return [each for each in await self._shared.since(clock_s()) if each.id == model and each.takes_jobs]
+        return [each for each in await self.read_now() if each.id == model and each.takes_jobs]
 
     async def is_live(self, name: str) -> bool:
         """True if a live worker serves the name or alias now."""

@@ -3,6 +3,7 @@
 A page of the native API continues at a cursor, the time of an item. A page of OpenAI's continues after an item's id.
 """
 
+import math
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -57,6 +58,26 @@ async def page_before(
         if len(scanned) < SCAN_SIZE:
             return found, None
     return found, cursor
+
+
+def merge_pages(
+    pages: Sequence[tuple[Sequence[T], str | None]], limit: int, created_at: Callable[[T], float]
+) -> tuple[list[T], str | None]:
+    """Merge pages of several lists that began at the same cursor: items, newest first, and the cursor of the next page.
+
+    Items of one time are not divided, because the cursor is a time: if more than `limit` are the newest, all are
+    returned.
+    """
+    # Before this time, a page that is not its list's last says nothing.
+    horizon = max((float(cursor) for _, cursor in pages if cursor), default=-math.inf)
+    items = (item for page, _ in pages for item in page)
+    found = sorted((item for item in items if created_at(item) >= horizon), key=created_at, reverse=True)
+    if len(found) > limit:
+        cut = created_at(found[limit])
+        kept = [item for item in found if created_at(item) > cut]
+        found = kept or [item for item in found if created_at(item) == cut]
+        horizon = created_at(found[-1])
+    return found, None if horizon == -math.inf else f"{horizon:.6f}"
 
 
 async def page_after(

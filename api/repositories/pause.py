@@ -22,12 +22,13 @@ MAX_NAMED = 5  # jobs that an error names
 class Pause:
     """The pause of this deployment."""
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = redis
+    def __init__(self, *servers: Redis) -> None:
+        self._servers = servers
 
     async def begin(self) -> None:
         """Let workers claim no more jobs. A pause that holds goes on."""
-        await self._redis.set(store.Keys.paused, await decode.now_s(self._redis), nx=True)
+        for redis in self._servers:
+            await redis.set(store.Keys.paused, await decode.now_s(redis), nx=True)
 
     async def wait(self, timeout_s: float) -> None:
         """Wait until no job runs, at most for `timeout_s`. Raises Unavailable, Conflict if somebody resumed."""
@@ -45,29 +46,35 @@ class Pause:
 
     async def clear_caches(self) -> None:
         """Tell workers to drop the KV caches of shared prompts."""
-        await self._redis.publish(store.Keys.reset_prefix_cache, b"")
+        for redis in self._servers:
+            await redis.publish(store.Keys.reset_prefix_cache, b"")
 
     async def end(self) -> None:
         """Let workers claim jobs again, at once. Without a pause, nothing happens."""
-        await self._redis.delete(store.Keys.paused)
-        workers: Any = await self._redis.smembers(store.RqKeys.workers)
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for key in workers:
-                worker = decode.text(key).removeprefix(store.RqKeys.worker(""))
-                pipeline.publish(store.Keys.wake(worker), "")
-            await pipeline.execute()
+        for redis in self._servers:
+            await redis.delete(store.Keys.paused)
+            workers: Any = await redis.smembers(store.RqKeys.workers)
+            async with redis.pipeline(transaction=False) as pipeline:
+                for key in workers:
+                    worker = decode.text(key).removeprefix(store.RqKeys.worker(""))
+                    pipeline.publish(store.Keys.wake(worker), "")
+                await pipeline.execute()
 
     async def holds(self) -> bool:
-        """True if the deployment is paused."""
-        return bool(await self._redis.exists(store.Keys.paused))
+        """True if all servers of the deployment are paused."""
+        return all([await redis.exists(store.Keys.paused) for redis in self._servers])
 
     async def _running(self) -> Sequence[str]:
         """Return the ids of the jobs that workers have."""
-        keys: Any = await self._redis.smembers(store.RqKeys.queues)
-        queues = [decode.text(key).removeprefix(store.RqKeys.queue("")) for key in keys]
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for queue in queues:
-                if store.is_own_queue(queue) and queue != store.WEBHOOKS:
-                    pipeline.zrange(store.RqKeys.registry("wip", queue), 0, -1)
-            leases = await decode.execute(pipeline)
-        return sorted(decode.text(lease).partition(":")[0] for held in leases for lease in held or ())
+        return sorted([job_id for redis in self._servers for job_id in await _running(redis)])
+
+
+async def _running(redis: Redis) -> list[str]:
+    keys: Any = await redis.smembers(store.RqKeys.queues)
+    queues = [decode.text(key).removeprefix(store.RqKeys.queue("")) for key in keys]
+    async with redis.pipeline(transaction=False) as pipeline:
+        for queue in queues:
+            if store.is_own_queue(queue) and queue != store.WEBHOOKS:
+                pipeline.zrange(store.RqKeys.registry("wip", queue), 0, -1)
+        leases = await decode.execute(pipeline)
+    return [decode.text(lease).partition(":")[0] for held in leases for lease in held or ()]

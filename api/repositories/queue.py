@@ -128,8 +128,10 @@ class Queue:
             answer, num_replicas = await pipeline.execute()
         return answer, num_replicas
 
-    async def job_ids(self, owner: str, key: str | None, count: int | None) -> list[str]:
+    async def job_ids(self, owner: str, key: str | None, count: int | None, model: str | None = None) -> list[str]:
         """Return an id of 32 hex characters for each job of a submission; `count` is None unless it is a bulk.
+
+        `model` is the one that the first job names, which only a deployment of several servers looks at.
 
         Ids under an Idempotency-Key follow from owner, key and index, and from a secret of this deployment: nobody else
         can compute them. It is read each time, because another process makes another one after Redis was emptied.
@@ -150,6 +152,10 @@ class Queue:
             new = secrets.token_bytes(32)
             secret = await self._redis.set(store.Keys.id_secret, new, nx=True, get=True) or new
         return [hmac.digest(secret, text, "sha256").hex()[:32] for text in texts]
+
+    async def have_any(self, job_ids: Sequence[str]) -> bool:
+        """True if any of these jobs exists."""
+        return bool(await self._redis.exists(*map(store.RqKeys.job, job_ids)))
 
     async def was_submitted(self, requests: Sequence[wire.Request], job_ids: Sequence[str]) -> bool:
         """True if an earlier call with the same Idempotency-Key left all of these jobs. Raises Conflict."""

@@ -58,20 +58,28 @@ class WebhookDeliveries:
 
         Raises BadRequest.
         """
+        found, next_cursor = await self.find(owner, state, endpoint_id, cursor, limit)
+        return wire.DeliveryPage(deliveries=[delivery for _, delivery in found], next_cursor=next_cursor)
 
-        async def scan(before: str | None) -> list[tuple[str, wire.Delivery | None]]:
+    async def find(
+        self, owner: str, state: wire.DeliveryState | None, endpoint_id: str | None, cursor: str | None, limit: int
+    ) -> tuple[list[tuple[float, wire.Delivery]], str | None]:
+        """Return the deliveries of a page, each with the time by which it is listed, unix, s, and the next cursor."""
+
+        async def scan(before: str | None) -> list[tuple[str, tuple[float, wire.Delivery] | None]]:
             entries = await self._scan(owner, before)
             deliveries = await self._read(owner, [delivery_id for delivery_id, _ in entries], num_attempts=1)
             return [
                 (
                     created,
-                    one if one and state in (None, one.state) and endpoint_id in (None, one.endpoint_id) else None,
+                    (float(created), one)
+                    if one and state in (None, one.state) and endpoint_id in (None, one.endpoint_id)
+                    else None,
                 )
                 for (_, created), one in zip(entries, deliveries, strict=True)
             ]
 
-        deliveries, next_cursor = await page_before(cursor, limit, scan)
-        return wire.DeliveryPage(deliveries=deliveries, next_cursor=next_cursor)
+        return await page_before(cursor, limit, scan)
 
     async def replay(self, owner: str, delivery_id: str) -> wire.Delivery:
         """Queue a delivered or failed event again; raise NotFound, Conflict if it is pending, TooManyEvents."""

@@ -3,7 +3,8 @@
 import base64
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -11,6 +12,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
+from redis.exceptions import RedisError
 
 from scorepool import store, wire
 from scorepool.api.http.errors import BadRequest, Conflict, NotFound
@@ -25,9 +27,15 @@ ROTATION_S = 86_400  # how long deliveries are also signed with the previous sec
 class WebhookEndpoints:
     """Register, read, change and delete the endpoints of every owner."""
 
-    def __init__(self, redis: Redis, settings: store.Settings, max_bytes: int = 0) -> None:
-        """Load the script. `max_bytes` is Quota.max_bytes."""
+    def __init__(
+        self, redis: Redis, settings: store.Settings, max_bytes: int = 0, copies: Sequence[Redis] = ()
+    ) -> None:
+        """Load the script. `max_bytes` is Quota.max_bytes.
+
+        `copies` are the other servers of the deployment, whose jobs' ends make deliveries too. Each has all endpoints.
+        """
         self._redis = redis
+        self._copies = copies
         self._settings = settings
         self._max_bytes = max_bytes
         self._count_endpoint = redis.register_script(load("count_endpoint.lua"))
@@ -54,7 +62,7 @@ class WebhookEndpoints:
             description=registration.description,
             created_at=await decode.now_s(self._redis),
         )
-        await self._count(owner, endpoint.id)
+        await self._count(owner, endpoint.id, self._redis)
         secret = new_secret()
         subscriber = wire.Subscriber(endpoint=endpoint, secrets=[wire.SigningSecret(secret=secret)])
         key = store.Keys.endpoints_of(owner)
@@ -67,13 +75,22 @@ class WebhookEndpoints:
             pipeline.hset(key, endpoint.id, wire.encode_json(subscriber))
 
         await self._redis.transaction(write, key)
+        try:
+            for copy in self._copies:
+                await self._count(owner, endpoint.id, copy)
+                await copy.hset(key, endpoint.id, wire.encode_json(subscriber))
+        except BaseException:  # nobody learns its secret
+            for redis in (self._redis, *self._copies):
+                with suppress(RedisError):
+                    await redis.hdel(key, endpoint.id)
+            raise
         return wire.WebhookSecret(endpoint=endpoint, secret=secret)
 
-    async def _count(self, owner: str, endpoint_id: str) -> None:
+    async def _count(self, owner: str, endpoint_id: str, redis: Redis) -> None:
         """Count the deliveries that the owner's present jobs will make; raise Conflict if there is no room for them."""
         if not self._max_bytes:
             return
-        answer: Any = await self._count_endpoint(args=[owner, endpoint_id, self._max_bytes])
+        answer: Any = await self._count_endpoint(args=[owner, endpoint_id, self._max_bytes], client=redis)
         if answer != [b"counted"]:
             raise Conflict(
                 f"your jobs would make deliveries of about {answer[3]} bytes to this endpoint, and there is no room "
@@ -82,15 +99,27 @@ class WebhookEndpoints:
 
     async def read_all(self, owner: str) -> list[wire.WebhookEndpoint]:
         """Return the owner's endpoints, oldest first."""
-        values: Any = await self._redis.hvals(store.Keys.endpoints_of(owner))
-        subscribers = [decode.message(value, wire.Subscriber, "json") for value in values]
-        endpoints = (subscriber.endpoint for subscriber in subscribers if subscriber)
-        return sorted(endpoints, key=lambda endpoint: endpoint.created_at)
+        found: dict[str, wire.WebhookEndpoint] = {}
+        for redis in (self._redis, *self._copies):
+            values: Any = await redis.hvals(store.Keys.endpoints_of(owner))
+            for subscriber in (decode.message(value, wire.Subscriber, "json") for value in values):
+                if subscriber and found.setdefault(subscriber.endpoint.id, subscriber.endpoint).disabled_at is None:
+                    found[subscriber.endpoint.id] = subscriber.endpoint
+        return sorted(found.values(), key=lambda endpoint: endpoint.created_at)
 
     async def read(self, owner: str, endpoint_id: str) -> wire.WebhookEndpoint:
         """Return one endpoint; raise NotFound."""
         _check_id(endpoint_id)
-        return _decode(await self._redis.hget(store.Keys.endpoints_of(owner), endpoint_id), endpoint_id).endpoint
+        found: Any = await self._redis.hget(store.Keys.endpoints_of(owner), endpoint_id)
+        return _as_disabled(_decode(found, endpoint_id), await self._read_copies(owner, endpoint_id)).endpoint
+
+    async def complete_copies(self, owner: str) -> None:
+        """Give servers that joined the deployment later the owner's endpoints. Raises RedisError."""
+        key = store.Keys.endpoints_of(owner)
+        values: Any = await self._redis.hgetall(key)
+        for copy in self._copies:
+            for endpoint_id, value in values.items():
+                await copy.hsetnx(key, endpoint_id, value)
 
     async def change(self, owner: str, endpoint_id: str, change: wire.EndpointChange) -> wire.WebhookEndpoint:
         """Change the given fields of an endpoint; raise BadRequest or NotFound."""
@@ -124,8 +153,10 @@ class WebhookEndpoints:
     async def delete(self, owner: str, endpoint_id: str) -> None:
         """Delete an endpoint, so that its pending deliveries fail; raise NotFound."""
         _check_id(endpoint_id)
-        deleted: Any = await self._redis.hdel(store.Keys.endpoints_of(owner), endpoint_id)
-        if not deleted:
+        deleted = [
+            await redis.hdel(store.Keys.endpoints_of(owner), endpoint_id) for redis in (*self._copies, self._redis)
+        ]
+        if not any(deleted):
             raise _endpoint_not_found(endpoint_id)
 
     async def _update(
@@ -137,14 +168,23 @@ class WebhookEndpoints:
         _check_id(endpoint_id)
         key = store.Keys.endpoints_of(owner)
         after: list[wire.Subscriber] = []
+        copies = await self._read_copies(owner, endpoint_id)
 
         async def write(pipeline: Pipeline) -> None:
-            after[:] = [update(_decode(await pipeline.hget(key, endpoint_id), endpoint_id))]
+            before = _as_disabled(_decode(await pipeline.hget(key, endpoint_id), endpoint_id), copies)
+            after[:] = [update(before)]
             pipeline.multi()  # type: ignore[no-untyped-call]
             pipeline.hset(key, endpoint_id, wire.encode_json(after[0]))
 
         await self._redis.transaction(write, key)
+        for copy in self._copies:
+            await copy.hset(key, endpoint_id, wire.encode_json(after[0]))
         return after[0]
+
+    async def _read_copies(self, owner: str, endpoint_id: str) -> list[wire.Subscriber]:
+        found = [await copy.hget(store.Keys.endpoints_of(owner), endpoint_id) for copy in self._copies]
+        copies = (decode.message(value, wire.Subscriber, "json") for value in found)
+        return [subscriber for subscriber in copies if subscriber]
 
 
 def new_secret() -> str:
@@ -157,6 +197,12 @@ def _decode(value: bytes | str | None, endpoint_id: str) -> wire.Subscriber:
     if subscriber is None:
         raise _endpoint_not_found(endpoint_id)
     return subscriber
+
+
+def _as_disabled(subscriber: wire.Subscriber, copies: Sequence[wire.Subscriber]) -> wire.Subscriber:
+    """Return it disabled if the deliveries of any server have disabled it."""
+    disabled = next((each for each in (subscriber, *copies) if each.endpoint.disabled_at is not None), None)
+    return replace(subscriber, endpoint=disabled.endpoint) if disabled else subscriber
 
 
 def _check_id(endpoint_id: str) -> None:

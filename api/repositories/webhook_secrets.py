@@ -1,6 +1,8 @@
 """Show and rotate the secrets that sign the webhooks of jobs, one for each name of an API key."""
 
 import secrets
+from collections.abc import Sequence
+from typing import Any
 
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
@@ -14,8 +16,10 @@ from scorepool.api.repositories.webhook_endpoints import ROTATION_S
 class WebhookSecrets:
     """Read and rotate the secret of every owner. Raises SettingsError if the operator's secrets are invalid."""
 
-    def __init__(self, redis: Redis, settings: store.Settings) -> None:
+    def __init__(self, redis: Redis, settings: store.Settings, copies: Sequence[Redis] = ()) -> None:
+        """`copies` are the other servers of the deployment: their deliveries are signed with the same secrets."""
         self._redis = redis
+        self._copies = copies
         self._operator_secrets = settings.webhook_secret
         if self._operator_secrets:
             store.decode_webhook_secrets(self._operator_secrets)
@@ -46,7 +50,16 @@ class WebhookSecrets:
             pipeline.set(key, wire.encode_json(after[0]))
 
         await self._redis.transaction(write, key)
+        for copy in self._copies:
+            await copy.set(key, wire.encode_json(after[0]))
         return self._show(owner, after[0], now)
+
+    async def complete_copies(self, owner: str) -> None:
+        """Give servers that joined the deployment later the owner's secrets. Raises RedisError."""
+        key = store.Keys.webhook_secret(owner)
+        rotation: Any = await self._redis.get(key)
+        for copy in self._copies if rotation is not None else ():
+            await copy.set(key, rotation, nx=True)
 
     def _show(self, owner: str, rotation: wire.SecretRotation | None, now: float) -> wire.JobWebhookSecret:
         return wire.JobWebhookSecret(

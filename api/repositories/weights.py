@@ -1,7 +1,7 @@
 """Push versions of a model's weights, and show them. See store/weights.py for how workers move."""
 
 import asyncio
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Callable
 from typing import Any
 from uuid import uuid4
 
@@ -24,14 +24,15 @@ POLL_S = 0.05  # while a version is loaded
 class Weights:
     """The versions of every model's weights."""
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = redis
-        self._push = redis.register_script(load("push_weights.lua"))
+    def __init__(self, redis_of: Callable[[str], Redis]) -> None:
+        """`redis_of` returns the server of a model, by its own name."""
+        self._redis_of = redis_of
 
     async def push(self, model: str, version: int | None, source: wire.WeightsSource) -> int:
         """Have the workers load a version; return its number. Raises ModelNotServed, Conflict."""
         wanted, source = "" if version is None else str(version), replace(source, id=uuid4().hex)
-        answer: Any = await self._push(args=[model, wanted, wire.encode(source), source.upload or ""])
+        args: list[str | bytes] = [model, wanted, wire.encode(source), source.upload or ""]
+        answer: Any = await self._redis_of(model).register_script(load("push_weights.lua"))(args=args)
         match answer[0].decode(), answer[1]:
             case "pushed", number:
                 return int(number)
@@ -46,13 +47,13 @@ class Weights:
             case _:
                 raise ModelNotServed(f"model: no live worker serves {model!r}", "model")
 
-    async def upload(self, chunks: AsyncIterable[bytes]) -> wire.WeightsSource:
+    async def upload(self, model: str, chunks: AsyncIterable[bytes]) -> wire.WeightsSource:
         """Keep a safetensors file until its version is replaced. After an error, nothing is left.
 
         Raises BadRequest, Unavailable.
         """
         upload_id, header = uuid4().hex, SafetensorsHeader()
-        key = store.Keys.weights_upload(upload_id)
+        redis, key = self._redis_of(model), store.Keys.weights_upload(upload_id)
         num_chunks = num_bytes = 0
         held = bytearray()
         try:
@@ -60,33 +61,25 @@ class Weights:
                 header.read(chunk)
                 held += chunk
                 while len(held) >= CHUNK_BYTES:
-                    await self._write(key, num_chunks, bytes(held[:CHUNK_BYTES]))
+                    await _write(redis, key, num_chunks, bytes(held[:CHUNK_BYTES]))
                     del held[:CHUNK_BYTES]
                     num_chunks, num_bytes = num_chunks + 1, num_bytes + CHUNK_BYTES
             header.check_size(num_bytes + len(held))
             if held:
-                await self._write(key, num_chunks, bytes(held))
+                await _write(redis, key, num_chunks, bytes(held))
         except BaseException:
-            await asyncio.shield(self.drop(upload_id))
+            await asyncio.shield(self.drop(model, upload_id))
             raise
         num_chunks, num_bytes = num_chunks + bool(held), num_bytes + len(held)
         return wire.WeightsSource(upload=upload_id, num_chunks=num_chunks, num_bytes=num_bytes)
 
-    async def _write(self, key: str, number: int, chunk: bytes) -> None:
-        if await memory_exceeds(self._redis, len(chunk), store.MEMORY_FOR_NEW):
-            raise memory_is_short()
-        async with self._redis.pipeline() as pipeline:
-            pipeline.hset(key, str(number), chunk)
-            pipeline.expire(key, UPLOAD_TTL_S)
-            await pipeline.execute()
-
-    async def drop(self, upload_id: str) -> None:
+    async def drop(self, model: str, upload_id: str) -> None:
         """Delete an upload."""
-        await self._redis.unlink(store.Keys.weights_upload(upload_id))
+        await self._redis_of(model).unlink(store.Keys.weights_upload(upload_id))
 
     async def read(self, model: str) -> wire.WeightsState:
         """Return the versions of a model, and which worker serves which."""
-        async with self._redis.pipeline(transaction=False) as pipeline:
+        async with self._redis_of(model).pipeline(transaction=False) as pipeline:
             pipeline.time()
             pipeline.hgetall(store.Keys.weights(model))
             pipeline.zrange(store.Keys.weights_workers(model), 0, -1, withscores=True)
@@ -111,7 +104,7 @@ class Weights:
 
     async def rename(self, model: str, label: str) -> None:
         """Give the version that serves another label."""
-        await self._redis.hset(store.Keys.weights(model), "label", label)
+        await self._redis_of(model).hset(store.Keys.weights(model), "label", label)
 
     async def wait(self, model: str, version: int, timeout_s: float) -> wire.WeightsState:
         """Wait until all workers serve a version, at most for `timeout_s`. Raises BadRequest if one refused it."""
@@ -124,6 +117,15 @@ class Weights:
             if not is_loading or clock_s() >= ends_at:
                 return state
             await asyncio.sleep(POLL_S)
+
+
+async def _write(redis: Redis, key: str, number: int, chunk: bytes) -> None:
+    if await memory_exceeds(redis, len(chunk), store.MEMORY_FOR_NEW):
+        raise memory_is_short()
+    async with redis.pipeline() as pipeline:
+        pipeline.hset(key, str(number), chunk)
+        pipeline.expire(key, UPLOAD_TTL_S)
+        await pipeline.execute()
 
 
 class SafetensorsHeader:

@@ -14,7 +14,6 @@ refuses any part gets the status of its error. A failure after that is an error 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
-from uuid import uuid4
 
 from fastapi import APIRouter, Depends
 from msgspec import UNSET, UnsetType
@@ -158,8 +157,9 @@ async def _run(
     texts = (_to_tokenize(text, served_model.id, limit_s) for text in endpoint.texts_to_encode(body, served_model))
     tokenizes = await submission.build(texts, count.field)
     encoded = await submission.submit_and_wait(request, owner, tokenizes, held, field_name) if tokenizes else []
+    [unique_id] = await submission.job_ids(owner, None, 1, served_model.id)
     context = Context(
-        unique_id=uuid4().hex,
+        unique_id=unique_id,
         timeout_s=limit_s,
         created=int(await models.now_s()),
         served_model=served_model,
@@ -172,7 +172,8 @@ async def _run(
     except ReplyTooLarge as error:
         raise TooLarge(error.message, error.field) from None
     key = endpoint.idempotency_key(body)
-    ids = [context.unique_id] if kept_body else await submission.job_ids(owner, key, len(requests))
+    model = served_model.id
+    ids = [unique_id] if kept_body else await submission.job_ids(owner, key, len(requests), model)
     if endpoint.is_in_background(body):
         with map_field_names(field_name):
             [job] = await submission.submit(owner, requests, None, ids, is_bulk=False, kept_body=kept_body)

@@ -4,18 +4,17 @@ import logging
 from typing import Literal
 
 from fastapi import APIRouter
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 from redis.exceptions import RedisError
 from starlette.responses import Response
 
 from scorepool import wire
-from scorepool.api.dependencies import MetricsDep, ModelsDep, RedisDep, SnapshotsDep, WaitingDep
+from scorepool.api.dependencies import MetricsDep, ModelsDep, ReadinessDep, SnapshotsDep
 from scorepool.api.http import openapi
 from scorepool.api.http.errors import Unavailable
 from scorepool.api.http.formats import reply
 from scorepool.api.metrics.queue_snapshot import QueueSnapshot
-from scorepool.api.repositories.queue import check_writable
 
 logger = logging.getLogger(__name__)
 router = APIRouter(tags=["operations"])
@@ -36,13 +35,14 @@ async def healthz() -> Response:
 @router.get(
     "/readyz", summary="Readiness: jobs can be accepted", responses=openapi.responses({200: wire.Ready}, (503,))
 )
-async def readyz(redis: RedisDep, waiting: WaitingDep, models: ModelsDep) -> Response:
-    """Check that Redis accepts writes and that the reader of ended jobs runs."""
-    await check_writable(redis)
-    if not waiting.is_alive:
-        raise Unavailable("the stream of ended jobs is not being read")
+async def readyz(readiness: ReadinessDep, models: ModelsDep) -> Response:
+    """Check that Redis accepts writes and that the reader of ended jobs runs.
+
+    One of several Redis servers suffices, and `unavailable` says what the others keep from working.
+    """
+    unavailable = await readiness.check()
     await models.live()
-    return reply(wire.Ready(models=models.names), "json")
+    return reply(wire.Ready(models=models.names, unavailable=unavailable or UNSET), "json")
 
 
 @router.get("/health/", include_in_schema=False)  # TRL's clients use this path until 1.10
@@ -51,9 +51,9 @@ async def readyz(redis: RedisDep, waiting: WaitingDep, models: ModelsDep) -> Res
     summary="Readiness with a model: requests can be answered",
     responses=openapi.responses({200: wire.Ready}, (503,)),
 )
-async def health(redis: RedisDep, waiting: WaitingDep, models: ModelsDep) -> Response:
+async def health(readiness: ReadinessDep, models: ModelsDep) -> Response:
     """Check that jobs can be accepted and that a live worker serves a model, as vLLM's route of this name does."""
-    ready = await readyz(redis, waiting, models)
+    ready = await readyz(readiness, models)
     if not models.names:
         raise Unavailable("no worker is live")
     return ready

@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from scorepool.api.dependencies import ModelsDep, Operator, Owner, RedisDep, SettingsDep, known_query
+from scorepool.api.dependencies import ModelsDep, Operator, Owner, RedisServersDep, SettingsDep, known_query
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import read_message
 from scorepool.api.http.errors import BadRequest
@@ -103,7 +103,7 @@ async def get_world_size(
 )
 async def reset_prefix_cache(
     _: Operator,
-    redis: RedisDep,
+    servers: RedisServersDep,
     request: Request,
     settings: SettingsDep,
     reset_running_requests: Annotated[bool, Query(description=NOT_RESET)] = False,
@@ -117,5 +117,5 @@ async def reset_prefix_cache(
         reset_running_requests = reset_running_requests or body.reset_running_requests
     if reset_running_requests:
         raise BadRequest("reset_running_requests: expected false: requests that run go on", "reset_running_requests")
-    await reset_prefix_caches(redis)
+    await reset_prefix_caches(servers)
     return reply(ResetCaches(success=True), "json")

@@ -83,11 +83,11 @@ async def push_weights(
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() == OCTETS:
         model = await own_name(models, name)
         chunks = body_chunks(request, settings.max_weights_bytes, "SCOREPOOL_MAX_WEIGHTS_BYTES")
-        source = replace(await weights.upload(chunks), label=label, on_running=on_running)
+        source = replace(await weights.upload(model, chunks), label=label, on_running=on_running)
         try:
             number = await weights.push(model, version, source)
         except BaseException:
-            await weights.drop(source.upload or "")
+            await weights.drop(model, source.upload or "")
             raise
     else:
         body = await read_message(request, wire.PushWeights, settings.max_body_bytes)

@@ -76,6 +76,11 @@ def demo() -> int:
 def serve(models: list[str] | None, environ: dict[str, str], *, one_worker: bool = False) -> int:
     """Run every process until Ctrl-C."""
     settings = load_server_settings(environ)
+    if not load_servers(settings).is_one:
+        raise CommandError(
+            "`serve` runs all processes on one Redis, and SCOREPOOL_REDIS_URLS names several: start `scorepool api` "
+            "and `scorepool worker` instead, or unset it"
+        )
     specs = models or [f"demo={DEMO_MODEL}"]
     names = [name for spec in specs for name in parse_model(spec)[0]]
     if len(set(names)) < len(names):
@@ -137,7 +142,8 @@ def check_adapters(settings: store.Settings, names: Sequence[str], num_models: i
 @ends_in_log("api")
 def api(environ: dict[str, str]) -> NoReturn:
     """Replace this process with the API."""
-    check_url(load_server_settings(environ).redis_url, must_answer=False)
+    for server in load_servers(load_server_settings(environ)).servers:
+        check_url(server.url, server.setting, must_answer=False)
     warn_of_password(environ)
     replace_process(api_command(), environ)
 
@@ -162,7 +168,11 @@ def worker(models: list[str] | None, environ: dict[str, str], rq_options: Sequen
         if os.environ["MLX_RANK"] != "0":
             [(names, source)] = parsed
             replace_process(follower_command(names[0], source), environ)
-    run_rq(worker_command(*(names for names, _ in parsed)), settings, environ, rq_options)
+    try:
+        server = load_servers(settings).of_worker(name for names, _ in parsed for name in names)
+    except store.SettingsError as error:
+        raise CommandError(str(error)) from None
+    run_rq(worker_command(*(names for names, _ in parsed)), settings, environ, rq_options, server)
 
 
 def check_ranks(num_ranks: int, num_models: int) -> None:
@@ -179,18 +189,23 @@ def check_ranks(num_ranks: int, num_models: int) -> None:
 @ends_in_log("webhooks")
 def webhook_worker(environ: dict[str, str], rq_options: Sequence[str]) -> NoReturn:
     """Replace this process with a webhook worker."""
-    run_rq(webhook_command(), load_settings(environ), environ, rq_options)
+    settings = load_settings(environ)
+    run_rq(webhook_command(), settings, environ, rq_options, load_servers(settings).servers[0])
 
 
 def run_rq(
-    command: list[str], settings: store.Settings, environ: dict[str, str], rq_options: Sequence[str]
+    command: list[str],
+    settings: store.Settings,
+    environ: dict[str, str],
+    rq_options: Sequence[str],
+    server: store.RedisServer,
 ) -> NoReturn:
-    """Replace this process with `rq worker` and these options."""
-    check_url(settings.redis_url)
+    """Replace this process with `rq worker` on a server, and these options."""
+    check_url(server.url, server.setting)
     warn_of_password(environ)
     command = add_import_path(command)
     command = [*command[:2], "--logging_level", settings.log_level, *rq_options, *command[2:]]
-    replace_process(command, {**environ, "RQ_REDIS_URL": settings.redis_url})
+    replace_process(command, {**environ, "RQ_REDIS_URL": server.url})
 
 
 def redis() -> int:
@@ -267,6 +282,14 @@ def load_settings(environ: dict[str, str]) -> store.Settings:
     """Read the settings from the environment and `environ`. Raises CommandError."""
     try:
         return store.Settings.load(merge(environ))
+    except store.SettingsError as error:
+        raise CommandError(str(error)) from None
+
+
+def load_servers(settings: store.Settings) -> store.ServerMap:
+    """Read which servers there are. Raises CommandError."""
+    try:
+        return store.ServerMap.load(settings)
     except store.SettingsError as error:
         raise CommandError(str(error)) from None
 

@@ -170,7 +170,8 @@ class Stack:
     ) -> None:
         self._one_worker = one_worker
         self.models = {store.parse_model(spec)[0][0]: spec for spec in models}  # by name
-        merged = {**os.environ, **environ, "SCOREPOOL_REDIS_URL": None, "SCOREPOOL_REDIS_URL_FILE": None}  # see _start
+        urls = ("REDIS_URL", "REDIS_URL_FILE", "REDIS_URLS", "REDIS_URLS_FILE")
+        merged = {**os.environ, **environ, **{f"SCOREPOOL_{name}": None for name in urls}}  # see _start
         self._environ = {name: value for name, value in merged.items() if value is not None}
         self.settings = store.Settings.load(self._environ)
         self.url = api_url(self.settings)

@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 
 import scorepool.api.connection
-import scorepool.api.state
+import scorepool.api.server
 from scorepool.api.app import create_app
 from scorepool.store import Settings
 from tests.api.fake_worker import FakeWorker
@@ -70,7 +70,7 @@ def serving(redis: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Se
     for module, name in [
         (scorepool.api.connection, "REDIS_TIMEOUT_S"),
         (scorepool.api.connection, "REDIS_CONNECT_TIMEOUT_S"),
-        (scorepool.api.state, "REDIS_TIMEOUT_S"),
+        (scorepool.api.server, "REDIS_TIMEOUT_S"),
     ]:
         monkeypatch.setattr(module, name, 60.0)
 

@@ -7,6 +7,7 @@ import pytest
 
 from scorepool.api.batches.batch_lease import BatchLease
 from scorepool.api.batches.driver import Driver
+from scorepool.api.repositories.event_reader import EventReader
 from scorepool.api.repositories.waiting import Waiting
 
 pytestmark = pytest.mark.anyio
@@ -50,12 +51,12 @@ async def test_the_driver_of_batches_pauses_after_any_error(monkeypatch: pytest.
 
 async def test_the_reader_of_ended_jobs_pauses_after_any_error_and_goes_on():
     redis: Any = Failing()
-    waiting = Waiting(redis, redis, on_ended=lambda _: None)
+    waiting = Waiting([reader := EventReader(redis, redis)], on_ended=lambda _: None)
     waiting.start()
     for _ in range(TURNS):
         await asyncio.sleep(0)
     assert Failing.num_calls < 5
     assert not waiting.is_alive
-    assert waiting._reader is not None
-    assert not waiting._reader.done()
+    assert reader._task is not None
+    assert not reader._task.done()
     await waiting.close()

@@ -134,7 +134,8 @@ async def test_streams_of_events_read_the_tokens_of_all_jobs_page_by_page(
     num_reading, most_reading, most_bytes = 0, 0, 0
     async with serving(api_keys=KEYS) as http:
         waiting: Waiting = http._transport.app.state.scorepool.waiting  # type: ignore[attr-defined]
-        original = waiting._commands.xrange
+        commands = waiting._readers[0]._commands
+        original = commands.xrange
 
         async def xrange(*args: Any, **options: Any) -> Any:
             nonlocal num_reading, most_reading, most_bytes
@@ -145,7 +146,7 @@ async def test_streams_of_events_read_the_tokens_of_all_jobs_page_by_page(
             num_reading -= 1
             return found
 
-        monkeypatch.setattr(waiting._commands, "xrange", xrange)
+        monkeypatch.setattr(commands, "xrange", xrange)
         job = (await http.post("/v1/jobs", json=generate(stream=True), headers=bearer(ALICE))).json()["id"]
         for _ in range(100):
             redis.xadd(store.TOKENS, {"step": others})

@@ -36,6 +36,7 @@ from scorepool.worker.inference.crosscheck_mail import CrosscheckMail
 from scorepool.worker.inference.crosschecker import Crosschecker
 from scorepool.worker.inference.engine_errors import map_engine_error
 from scorepool.worker.inference.hosted_model import HostedModel
+from scorepool.worker.inference.own_server import check_own_server
 from scorepool.worker.inference.provenance import provenance_of
 from scorepool.worker.inference.registration import WorkerRegistration, served_adapters, served_model_of
 from scorepool.worker.inference.result_cache.cache_store import CacheStore
@@ -68,6 +69,7 @@ class BatchWorker(Worker):
 
     def open(self) -> None:
         configured = configured_models(self.settings, self.queue_names())
+        check_own_server(self.connection, self.settings, [name for one in configured for name in one.names])
         check_models_of_adapters(self.settings, [one.names for one in configured])
         stores = [self.open_weights(one, is_alone=len(configured) == 1) for one in configured]
         engines, sources = self.start_engines(configured, stores)

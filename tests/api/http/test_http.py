@@ -35,7 +35,7 @@ async def test_readyz_is_503_if_the_reader_of_ended_jobs_has_stopped(serving: Se
         while (await http.get("/readyz")).status_code != 200:
             pass
         waiting = http._transport.app.state.scorepool.waiting
-        await tasks.cancel_and_wait([waiting._reader])
+        await tasks.cancel_and_wait([waiting._readers[0]._task])
         reply = await http.get("/readyz")
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "unavailable")
     assert "stream of ended jobs" in reply.json()["error"]["message"]

@@ -11,6 +11,7 @@ from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from scorepool import store, wire
+from scorepool.api.repositories.event_reader import EventReader
 from scorepool.api.repositories.jobs import Jobs
 from scorepool.api.repositories.waiting import Waiting
 from tests.api.conftest import Serving, eventually, score
@@ -61,7 +62,7 @@ async def test_no_wake_up_is_lost_when_jobs_end_as_their_waiters_arrive(
 async def test_an_end_between_the_read_and_the_wait_still_wakes(redis: Redis, redis_url: str):
     """The job ends after its state was read as queued and before the wait begins."""
     stream = AsyncRedis.from_url(redis_url)
-    waiting = Waiting(stream, stream, on_ended=lambda _: None)
+    waiting = Waiting([EventReader(stream, stream)], on_ended=lambda _: None)
     waiting.start()
     await eventually(lambda: waiting.is_alive)
     reads = 0
@@ -102,7 +103,7 @@ async def test_waiters_wake_when_the_stream_has_lost_its_last_entries(redis: Red
     """This happens after a failover to a replica that did not have them."""
     redis.xadd(store.DONE, {"id": "lost"}, id="99999999999999-0")
     stream = AsyncRedis.from_url(redis_url, socket_timeout=AGES_S)
-    waiting = Waiting(stream, stream, on_ended=lambda _: None)
+    waiting = Waiting([EventReader(stream, stream)], on_ended=lambda _: None)
     waiting.start()
     await eventually(lambda: waiting.is_alive)
     redis.delete(store.DONE)

@@ -1,0 +1,93 @@
+"""Real processes on two servers: the API, a worker on each, kill -9 of both workers, and workers on a wrong server."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from redis import Redis
+from typer.testing import CliRunner
+
+from scorepool.cli import app
+from tests.api.conftest import generate
+from tests.api.spread.conftest import OtherServer
+from tests.api.test_process import eventually, running, serves
+from tests.worker.conftest import Workers
+
+BIG = ("big:high", "big", "big:low")
+
+
+def test_kill_9_of_a_worker_on_each_server_loses_no_job(
+    root: Path, redis: Redis, redis_url: str, other: Redis, other_server: OtherServer, urls: str, tmp_path: Path
+):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "other").mkdir()
+    environ = {"SCOREPOOL_REDIS_URLS": urls, "SCOREPOOL_REDIS_URL": redis_url, "FAKE_STEP_S": "0.05"}
+    big = environ | {"SCOREPOOL_MODEL": "big,large=fake"}
+    options = ("--connection-class", "scorepool.worker.Redis")
+    with (
+        Workers(redis_url, root, tmp_path / "home") as home_workers,
+        Workers(other_server.url, root, tmp_path / "other") as other_workers,
+        running(root, redis_url, tmp_path / "log", redis_urls=urls) as (http, _),
+    ):
+        home_workers.start(*options, **environ)
+        other_workers.start(*options, queues=BIG, **big)
+        eventually(lambda: serves(http, "big", "demo"))
+        bodies = [generate(model=model, max_tokens=20) for model in ("demo", "big", "large") for _ in range(2)]
+        ids = [http.post("/v1/jobs", json=body).json()["id"] for body in bodies]
+        for job_id in (ids[0], ids[-1]):
+            eventually(lambda job_id=job_id: http.get(f"/v1/jobs/{job_id}").json()["status"] == "started")
+        for workers in (home_workers, other_workers):
+            os.kill(workers.processes[0].pid, signal.SIGKILL)
+        home_workers.start(*options, **environ)
+        other_workers.start(*options, queues=BIG, **big)
+        jobs = [http.get(f"/v1/jobs/{job_id}?wait=60").json() for job_id in ids]
+        assert [(job["status"], job["model"]) for job in jobs] == [("finished", "demo")] * 2 + [("finished", "big")] * 4
+
+
+def test_rq_worker_ends_with_a_sentence_on_another_server_than_that_of_its_models(
+    root: Path, redis: Redis, redis_url: str, urls: str, tmp_path: Path
+):
+    environ = {"SCOREPOOL_REDIS_URLS": urls, "SCOREPOOL_REDIS_URL": redis_url, "SCOREPOOL_MODEL": "big,large=fake"}
+    with Workers(redis_url, root, tmp_path) as workers:
+        assert workers.start("--connection-class", "scorepool.worker.Redis", queues=BIG, **environ).wait(60) == 1
+        assert "connected to another Redis than that of 'big', which SCOREPOOL_REDIS_URLS['big'] names" in workers.log
+        assert "Traceback" not in workers.log
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """Return the environments of what the commands would start."""
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(os, "execve", lambda _, arguments, environ: started.append(environ))
+    return started
+
+
+def test_a_worker_is_started_on_the_server_of_its_models(
+    redis: Redis, redis_url: str, other: Redis, other_server: OtherServer, urls: str, started: list[dict[str, str]]
+):
+    runner = CliRunner(env={"SCOREPOOL_REDIS_URLS": urls, "SCOREPOOL_REDIS_URL": redis_url})
+    for options in (["--model", "big,large=x"], ["--model", "demo=x"], ["--webhooks"]):
+        assert runner.invoke(app, ["worker", *options], catch_exceptions=False).exit_code == 0
+    assert [environ["RQ_REDIS_URL"] for environ in started] == [other_server.url, redis_url, redis_url]
+    for options in (["--model", "big=x", "--model", "demo=x"], ["--model", "big,other=x"]):
+        done = runner.invoke(app, ["worker", *options])
+        assert done.exit_code == 1
+        assert "a worker has one Redis, and SCOREPOOL_REDIS_URLS puts 'big' and" in done.output
+    done = runner.invoke(app, ["serve"])
+    assert done.exit_code == 1
+    assert "`serve` runs all processes on one Redis" in done.output
+    assert len(started) == 3
+
+
+def test_the_api_starts_while_a_server_is_down_and_not_with_a_url_that_names_none(
+    redis_url: str, tmp_path: Path, started: list[dict[str, str]]
+):
+    urls = json.dumps({"big": f"unix://{tmp_path / 'absent'}"})
+    runner = CliRunner(env={"SCOREPOOL_REDIS_URL": redis_url})
+    assert runner.invoke(app, ["api"], env={"SCOREPOOL_REDIS_URLS": urls}).exit_code == 0
+    done = runner.invoke(app, ["api"], env={"SCOREPOOL_REDIS_URLS": '{"big": "nowhere"}'})
+    assert done.exit_code == 1
+    assert "SCOREPOOL_REDIS_URLS['big']: the Redis URL cannot be parsed" in done.output
+    assert len(started) == 1

@@ -270,7 +270,7 @@ class Ready(Struct, frozen=True):
     status: Literal["ready"] = "ready"
     unavailable: Annotated[
         list[str] | UnsetType,
-        Meta(description="Sentences that say what cannot be used, because one of several Redis servers does not answer."),
+        Meta(description="Sentences that say what cannot be used because a Redis server does not answer."),
     ] = UNSET
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 from survey.other_process import OtherProcess, ProcessDied
 
@@ -70,11 +71,13 @@ def _serve(folder: str, seed: int, settings: Any) -> Served:
 
 
 def replaced_classes(folder: str) -> list[str]:
-    """Load a checkpoint as the engine does, and name the classes of its modules that are the engine's own."""
+    """Load a checkpoint as the engine does, and name the classes of its modules that mend mlx-lm's."""
+    from scorepool.engine.model import cpu_kernels, idefics3
     from scorepool.engine.model.load import load_checked
 
-    model, _, _ = load_checked(Path(folder), "float32", checks_settings=False)
-    kinds = {type(module) for module in model.modules()}
+    with mock.patch.object(cpu_kernels, "install"):  # which mends nothing, and is not for every machine
+        model, _, _ = load_checked(Path(folder), "float32", checks_settings=False)
+    kinds = {type(module) for module in model.modules()} - {idefics3.Model}
     return sorted({kind.__name__.lstrip("_") for kind in kinds if kind.__module__.startswith("scorepool.")})
 
 

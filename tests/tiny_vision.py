@@ -12,8 +12,11 @@ import torch
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from survey import reference
 from survey.families import FAMILIES
@@ -22,6 +25,10 @@ from tests.tiny_tokenizer import build_tokenizer
 IMAGE_TOKENS = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 QWEN_TOKENS = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]
 GROUP_SIZE = 32  # of quantised weights
+IDEFICS_TOKENS = [
+    *("<image>", "<fake_token_around_image>", "<global-img>"),
+    *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
+]
 GEMMA_TOKENS = ["<start_of_image>", "<image_soft_token>", "<end_of_image>"]
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>\n{% if message.content is string %}"
@@ -193,6 +200,34 @@ def build_gemma3(folder: Path, seed: int = 0, is_saved: bool = False, **changes:
     return GemmaOracle(model, Gemma3Processor(images, tokenizer, image_seq_length=16), tokenizer)
 
 
+def build_idefics3(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+    """Write a tiny Idefics 3 into a folder, as it was published. Return transformers with the same weights."""
+    return _build_idefics(folder, seed, changes, "idefics3", Idefics3ImageProcessorPil, IDEFICS_TOKENS[:2])
+
+
+def build_smolvlm(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+    """Write a tiny SmolVLM2 into a folder, as it was published. Return transformers with the same weights."""
+    return _build_idefics(folder, seed, changes, "smolvlm", SmolVLMImageProcessorPil, IDEFICS_TOKENS)
+
+
+def _build_idefics(
+    folder: Path, seed: int, changes: dict[str, Any], model_type: str, processor: Any, tokens: list[str]
+) -> "VisionOracle":
+    tokenizer = _tokenizer(tokens, "<image>")
+    common = {name: value for name, value in _TEXT.items() if name != "sliding_window"}
+    settings = {
+        "model_type": model_type,
+        "text_config": common | {"model_type": "llama"},
+        "vision_config": _SIGLIP | {"model_type": f"{model_type}_vision"},
+        "scale_factor": 4,
+        "image_token_id": tokenizer.convert_tokens_to_ids("<image>"),
+        "tie_word_embeddings": changes.pop("is_tied", False),
+    }
+    images = processor(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
+    model = _write(folder, settings, seed, changes, "<image>", tokenizer, images)
+    return IdeficsOracle(model, images, tokenizer)
+
+
 def _tokenizer(tokens: list[str], marker: str) -> Any:
     tokenizer = build_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": tokens})
@@ -219,7 +254,8 @@ def _write(
         model.get_output_embeddings().weight[tokenizer.convert_tokens_to_ids(image_token)] = 0
     quantised = _quantise(model, bits) if bits else {}
     model.save_pretrained(folder)
-    FAMILIES[settings["model_type"]].convert(folder)
+    if settings["model_type"] in FAMILIES:
+        FAMILIES[settings["model_type"]].convert(folder)
     tokenizer.save_pretrained(folder)
     images.save_pretrained(folder)
     if bits:
@@ -347,6 +383,31 @@ class GemmaOracle(VisionOracle):
         return super().inputs(token_ids, images) | {"token_type_ids": torch.tensor(kinds)}
 
 
+class IdeficsOracle(VisionOracle):
+    """The same of Idefics 3 and SmolVLM, by the method of Idefics3Processor that writes the text of an image."""
+
+    marker = "<image>"
+
+    def processed(self, images: Sequence[bytes]) -> dict[str, torch.Tensor]:
+        """Return the model's inputs of images."""
+        found = self._found(images)
+        return {name: found[name] for name in ("pixel_values", "pixel_attention_mask")}
+
+    def token_ids(self, text: str, images: Sequence[bytes]) -> list[int]:
+        """Return the tokens of a text that has a marker for each image."""
+        processor = Idefics3Processor(self._images, self._tokenizer, image_seq_len=4)
+        before, *after = text.split(self.marker)
+        found = self._found(images)
+        for index, following in enumerate(after):
+            before += processor.replace_image_token(found, index) + following
+        ids: list[int] = self._tokenizer.encode(before, add_special_tokens=False)
+        return ids
+
+    def _found(self, images: Sequence[bytes]) -> Any:
+        opened = [[Image.open(BytesIO(data)).convert("RGB") for data in images]]
+        return self._images(opened, return_tensors="pt", return_row_col_info=True)
+
+
 BUILD = {
     "mistral3": build_mistral3,
     "qwen2_5_vl": build_qwen2_5_vl,
@@ -354,4 +415,6 @@ BUILD = {
     "qwen3_vl": build_qwen3_vl,
     "qwen3_vl_moe": build_qwen3_vl_moe,
     "gemma3": build_gemma3,
+    "idefics3": build_idefics3,
+    "smolvlm": build_smolvlm,
 }

@@ -20,7 +20,7 @@ from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from scorepool.engine.errors import LoadError, as_load_error, describe
 from scorepool.engine.local_folder import WEIGHTS, find_local_folder
-from scorepool.engine.model import activations, classifier, mends, mtp_layouts, packed_weights, rope
+from scorepool.engine.model import activations, classifier, idefics3, mends, mtp_layouts, packed_weights, rope
 from scorepool.engine.model.config import Config, read_config, refuse_ignored_settings
 from scorepool.engine.model.contradictions import refuse_more_layers_than_tensors
 from scorepool.engine.model.mends.experts import ROUTER_BIAS
@@ -220,7 +220,9 @@ def configured_context_length(config: Config) -> int:
 
 
 def import_architecture(config: Config) -> tuple[Any, Any]:
-    """Return mlx-lm's classes for the model and its arguments. Raises LoadError."""
+    """Return the classes for the model and its arguments, of mlx-lm or in its form. Raises LoadError."""
+    if config["model_type"] in idefics3.MODEL_TYPES:
+        return idefics3.Model, idefics3.ModelArgs
     what = f"mlx-lm has no {config['model_type']!r}"
     with redirect_stdout(StringIO()) as printed, as_load_error(what):
         try:

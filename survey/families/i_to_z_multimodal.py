@@ -109,7 +109,11 @@ def _publish_qwen3_vl_moe(config: Config, weights: Weights) -> None:
             weights[name] = weights[name].transpose(1, 2)
 
 
+_IDEFICS: Config = {"vision_config": {**_VISION, "image_size": 28, "patch_size": 14}, "tie_word_embeddings": False}
+
 FAMILIES: tuple[Family, ...] = (
+    Family("idefics3", {"model_type": "llama"}, section="text_config", outer=_IDEFICS),
+    Family("smolvlm", {"model_type": "llama"}, section="text_config", outer=_IDEFICS),
     Family(
         "kimi_k25",
         {**_LATENT, **_ROUTED, "first_k_dense_replace": 1, "model_type": "deepseek_v3", "rope_parameters": _YARN},

@@ -15,6 +15,7 @@ from scorepool.engine.text.tokenizer import Tokenizer
 Message = Mapping[str, Any]  # in OpenAI's shape, except that a call's arguments are an object
 Variables = Mapping[str, bool | int | float | str | None]
 NO_VARIABLES: Variables = {}
+_PROBE_TEXT = "probe"
 _PROBE_TOOL = {
     "type": "function",
     "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
@@ -26,6 +27,7 @@ class ChatTemplate:
         self.source = _default_template(tokenizer.hf_tokenizer.chat_template)
         self._tokenizer = tokenizer
         self._renders_tools: bool | None = None  # found on first use
+        self._shows_parts_only: bool | None = None  # found on first use
 
     @property
     def renders_tools(self) -> bool:
@@ -34,6 +36,20 @@ class ChatTemplate:
             probe = [{"role": "user", "content": "a"}]
             self._renders_tools = self._apply(probe, [_PROBE_TOOL], {}) != self._apply(probe, (), {})
         return self._renders_tools
+
+    @property
+    def shows_parts_only(self) -> bool:
+        """True if the template leaves out a content that is a text, and shows the text of a part, as SmolVLM's does."""
+        if self._shows_parts_only is None:
+            probe: Message = {"role": "user", "content": _PROBE_TEXT}
+            self._shows_parts_only = not self._shows_probe(probe) and self._shows_probe(_with_content_in_parts(probe))
+        return self._shows_parts_only
+
+    def _shows_probe(self, message: Message) -> bool:
+        try:
+            return _PROBE_TEXT in self._apply_as_given([message])
+        except Exception:  # any: the template's own code on a chat that it may not expect
+            return False
 
     def accepts_variable(self, name: str) -> bool:
         """True if the template reads this variable and no other party sets it."""
@@ -84,6 +100,17 @@ class ChatTemplate:
         variables: Variables,
         add_generation_prompt: bool = True,
     ) -> str:
+        if self.shows_parts_only:
+            messages = [_with_content_in_parts(message) for message in messages]
+        return self._apply_as_given(messages, tools, variables, add_generation_prompt)
+
+    def _apply_as_given(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] = (),
+        variables: Variables = NO_VARIABLES,
+        add_generation_prompt: bool = True,
+    ) -> str:
         if not self._tokenizer.hf_tokenizer.chat_template:
             raise InvalidRequest("the model has no chat template; give `prompt` instead of `messages`")
         try:
@@ -115,6 +142,11 @@ def _with_content_in_reasoning(message: Message) -> Message:
     if not (reasoning and content and message.get("tool_calls")):
         return message
     return {**message, "content": "", "thinking": f"{reasoning}\n\n{content}"}
+
+
+def _with_content_in_parts(message: Message) -> Message:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _with_json_arguments(message: Message) -> Message:

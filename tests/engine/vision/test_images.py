@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from PIL import Image
@@ -18,7 +19,7 @@ from tests.tiny_models import TinyModels
 
 pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
 from tests.engine.vision.rows import ONE, Vision, check, pixels, scored, shown
-from tests.tiny_vision import build_gemma3, build_mistral3
+from tests.tiny_vision import BUILD, build_gemma3, build_mistral3, build_smolvlm
 
 
 @pytest.fixture(scope="module")
@@ -129,22 +130,44 @@ def test_a_chunk_ends_beside_an_image_whose_tokens_attend_ahead(end: int, expect
 
 
 @pytest.mark.parametrize(
-    ("file", "changes", "says"),
+    ("family", "file", "changes", "says"),
     [
-        ("preprocessor_config.json", {"do_pan_and_scan": True}, "do_pan_and_scan is true, expected false"),
-        ("preprocessor_config.json", {"size": {"height": 16, "width": 16}}, "expected 32 pixels a side"),
-        ("config.json", {"mm_tokens_per_image": 9}, "mm_tokens_per_image is 9, expected a square whose side divides 8"),
-        ("config.json", {"boi_token_index": 3}, "boi_token_index is 3"),
+        ("gemma3", "preprocessor_config.json", {"do_pan_and_scan": True}, "do_pan_and_scan is true, expected false"),
+        ("gemma3", "preprocessor_config.json", {"size": {"height": 16, "width": 16}}, "expected 32 pixels a side"),
+        ("gemma3", "config.json", {"mm_tokens_per_image": 9}, "mm_tokens_per_image is 9, expected a square whose side"),
+        ("gemma3", "config.json", {"boi_token_index": 3}, "boi_token_index is 3"),
+        ("smolvlm", "preprocessor_config.json", {"max_image_size": {"longest_edge": 64}}, "max_image_size is 64"),
+        ("smolvlm", "preprocessor_config.json", {"do_pad": False}, "do_pad is False, expected True"),
+        ("smolvlm", "config.json", {"scale_factor": 3}, "scale_factor is 3, expected a divisor of 8"),
     ],
 )
-def test_settings_of_gemma_3_that_are_not_followed_are_named(
-    tmp_path: Path, file: str, changes: dict[str, object], says: str
+def test_settings_of_images_that_are_not_followed_are_named(
+    tmp_path: Path, family: str, file: str, changes: dict[str, object], says: str
 ):
-    build_gemma3(tmp_path)
+    BUILD[family](tmp_path)
     (tmp_path / file).write_text(json.dumps(json.loads((tmp_path / file).read_text()) | changes))
     engine = Engine(EngineSettings(model=str(tmp_path)))
     try:
         assert says in (engine.model_info.images_unsupported or "")
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("names", ["transformers", "mlx-vlm"])
+def test_a_smolvlm_with_tied_embeddings_is_read_under_either_names(tmp_path: Path, names: str):
+    oracle = build_smolvlm(tmp_path, is_tied=True)
+    if names == "mlx-vlm":
+        weights = mx.load(str(tmp_path / "model.safetensors"))
+        renamed = {
+            name.removeprefix("model.").replace("text_model.", "language_model."): weights[name] for name in weights
+        }
+        mx.save_safetensors(str(tmp_path / "model.safetensors"), renamed, {"format": "mlx"})
+    engine = Engine(EngineSettings(model=str(tmp_path)))
+    try:
+        row = scored(engine, [ONE])
+        engine.add([row]).result()
+        assert row.images
+        check(row, oracle)
     finally:
         engine.close()
 

@@ -53,6 +53,21 @@ def test_arguments_are_an_object_if_the_template_reads_an_object():
     assert rendered(template) == "Zürich"
 
 
+PARTS = (
+    "{% for m in messages %}{{ m.role }}{% if m.content[0].type == 'image' %}:{% else %}: {% endif %}"
+    "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %};{% endfor %}"
+)
+
+
+def test_a_template_that_shows_only_parts_gets_every_text_as_one():
+    chat = [{"role": "system", "content": "Be brief."}, *CHAT, {"role": "user", "content": GO[0]["content"]}]
+
+    assert rendered(PARTS, chat) == "system: Be brief.;user: Go.;assistant: ;user: Go.;"
+    assert with_template(PARTS).template.shows_parts_only
+    assert not with_template("{% for m in messages %}{{ m.content }}{% endfor %}").template.shows_parts_only
+    assert not with_template("{{ bos_token }}").template.shows_parts_only
+
+
 def test_arguments_are_json_if_the_template_appends_them_to_a_string():
     template = FOR_CALLS.replace("BODY", "{{ 'f' + c.function.arguments }}")
 

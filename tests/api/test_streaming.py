@@ -40,8 +40,8 @@ class Stream:
             body = {"model": "demo", "prompt": "a", "stream": True}
             request = self._http.post("/v1/completions", json=body)
         self.reply = asyncio.create_task(request)
-        waiting = self._http._transport.app.state.scorepool.waiting  # type: ignore[attr-defined]
-        await eventually(lambda: len(waiting) and self._worker.waiting())
+        self._waiting = self._http._transport.app.state.scorepool.waiting  # type: ignore[attr-defined]
+        await eventually(lambda: len(self._waiting) and self._worker.waiting())
         (self._job_id,) = self._worker.waiting()
         self._worker.start(self._job_id)
 
@@ -56,10 +56,14 @@ class Stream:
             token_bytes=[bytes([token]) for token in ids],
             logprobs=wire.Floats([-float(first + index) for index in range(len(ids))]),
         )
-        self._worker.redis.xadd(store.TOKENS, {"step": wire.encode([delta])})
+        self._last_entry: bytes = self._worker.redis.xadd(store.TOKENS, {"step": wire.encode([delta])})
 
     async def end(self, text: str) -> str:
-        """End the job. Return the texts that the client got, one in brackets for each event of tokens."""
+        """End the job. Return the texts that the client got, one in brackets for each event of tokens.
+
+        The API reads what was written before: tokens that it reads with the end may come in the result's event.
+        """
+        await eventually(lambda: self._waiting._positions[store.TOKENS] == self._last_entry.decode())
         (sequence,) = COMPLETED.sequences
         ids = list(text.encode())
         token_bytes = [bytes([token]) for token in ids]

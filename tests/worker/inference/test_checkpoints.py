@@ -215,6 +215,19 @@ def test_the_next_run_gets_the_rows_of_the_last_and_goes_on(redis: Redis, open_s
     assert redis.hgetall(Keys.checkpoint_counts) == {b"saved": b"3", b"restored": b"3"}
 
 
+def test_deaths_count_from_the_last_row_that_was_saved(redis: Redis, open_store: Open):
+    store = open_store()
+    deaths = []
+    for saved in [(1,), (1, 2), (), ()]:
+        run = Run(redis, **{JobField.MAX_CONCURRENCY: "1"})
+        run.restore(store, unbegun(1, 2))
+        if saved:
+            keep(store, run, *saved)
+        _, ended = Leases(redis, "other", "rq:worker:other", 60.0).reclaim([run.queue], 3, [run.claimed.lease_key])
+        deaths.append((redis.hget(f"rq:job:{run.claimed.job_id}", JobField.CRASHES), len(ended)))
+    assert deaths == [(b"1", 0), (b"1", 0), (b"2", 0), (b"3", 1)]
+
+
 def test_rows_of_other_weights_are_dropped(redis: Redis, open_store: Open):
     store = open_store()
     first = Run(redis)

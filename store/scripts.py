@@ -38,7 +38,7 @@ def load(name: str) -> str:
 def unknown_constants(name: str) -> set[str]:
     """Return the names in capitals in one file that neither the prelude nor the file defines."""
     text = _without_strings(_code(name))
-    defined = {local.strip() for names in re.findall(r"local ([^=]+) =", text) for local in names.split(",")}
+    defined = {local.strip() for names in re.findall(r"local ([^=\n]+) =", text) for local in names.split(",")}
     return {found for found in _CONSTANT.findall(text) if found not in CONSTANTS} - defined - {"KEYS", "ARGV"}
 
 

@@ -34,26 +34,35 @@ local function chooser(queue, num_jobs)
   return function(worker) return not time or not speed(worker) or time * speed(worker) >= 1 end
 end
 
+-- Remove the next worker that waits, or the next full one. Return its name and its rank (see wake.lua).
+local function next_waiting(waiting, must_be_full)
+  if not must_be_full then return unpack(try('zset', 'ZPOPMAX', waiting) or {}) end
+  local worker, rank = unpack(try('zset', 'ZREVRANGEBYSCORE', waiting, '(0', '-inf', 'WITHSCORES', 'LIMIT', 0, 1) or {})
+  if worker then redis.call('ZREM', waiting, worker) end
+  return worker, rank
+end
+
 -- Wake as many workers as there are new jobs, each with a job if possible.
 local function hand_out(queue, num_jobs)
   if is_suspended(queue) then return wake(queue, num_jobs) end
   local list, waiting = QUEUE_ .. queue, WAITING_WORKERS_ .. queue
   if try('zset', 'ZCARD', waiting) == 0 then return end
-  local should_have, wait_on = chooser(queue, num_jobs), {}
+  local should_have, wait_on, must_be_full = chooser(queue, num_jobs), {}, false
   while num_jobs > 0 do
-    local worker, speed = unpack(try('zset', 'ZPOPMAX', waiting) or {})
+    local worker, rank = next_waiting(waiting, must_be_full)
     if not worker then break end
     local channel, key = WAKE_ .. worker, WORKER_ .. worker
     if not should_have(worker) then
-      wait(worker, {queue}, speed)
-      break  -- the others are no faster
+      wait(worker, {queue}, rank)
+      if tonumber(rank) < 0 then break end  -- the others are no faster
+      must_be_full = true
     elseif redis.call('PUBSUB', 'NUMSUB', channel)[2] > 0 then  -- it has not lost its connection
       local message, offer = hand_out_one(queue, worker, try('hash', 'HGET', key, 'waits_with'))
       redis.call('PUBLISH', channel, message or '')
       num_jobs = num_jobs - 1
       if offer then
         redis.call('HSET', key, 'waits_with', offer)
-        wait_on[#wait_on + 1] = {worker, speed}
+        wait_on[#wait_on + 1] = {worker, rank}
       elseif message then
         redis.call('HDEL', key, 'waits_with')  -- it may wait for jobs of other queues, too
       end

@@ -194,6 +194,7 @@ class ClaimPlan:
             list_length=min(wanted.list_length, LIST_LENGTH),
             exceeds_share=exceeds_share or looks_for_others,
             waits=has_room,
+            is_full=self._num_startable < 1,
             max_taken_over=int(num_to_take) if looks else 0,
             speed=self.speed.work_per_s if self.is_ready else UNREADY_SPEED,
             writes_speed=writes_speed,

@@ -71,6 +71,7 @@ class Claim:
     writes_speed: bool = False
     exceeds_share: bool = False  # claim also what should be left to other workers
     waits: bool = False  # get a message when there are jobs (store/lua/wake.lua)
+    is_full: bool = False  # a job would wait here before it begins, so workers that wait and are not full come first
     max_taken_over: int = 0  # jobs that other workers have claimed and not begun
     excluded: Sequence[str] = ()  # owners whose jobs are not claimed
     begun: Sequence[str] = ()  # keys of leases whose jobs have begun since the last claim
@@ -81,7 +82,7 @@ class Claim:
         speed = "-" if not self.writes_speed else "" if self.speed is None else f"{self.speed:.6g}"
         args: list[str | int | float] = [self.max_jobs, self.num_in_flight, self.max_in_flight, int(self.round_robin)]
         args += [self.list_length, self.max_bytes, speed]
-        args += [int(self.exceeds_share), int(self.waits), self.max_taken_over]
+        args += [int(self.exceeds_share), int(self.waits) + int(self.waits and self.is_full), self.max_taken_over]
         args += [self.num_elsewhere, len(self.excluded), *self.excluded, len(self.begun), *self.begun]
         args += [-1] if self.known is None else [len(self.known), *self.known]
         return args

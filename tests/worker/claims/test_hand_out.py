@@ -76,6 +76,34 @@ def test_a_slow_worker_gets_no_job_that_faster_ones_end_before(redis: Redis, hel
         assert (num_sent(to_fast), num_sent(messages)) == (1, 1)
 
 
+def test_a_worker_that_begins_a_job_at_once_is_asked_before_a_faster_one_that_is_full(
+    redis: Redis, held: Leases, messages: PubSub
+):
+    full = Leases(redis, "full", "rq:worker:full", 60)
+    with redis.pubsub(ignore_subscribe_messages=True) as to_full:
+        to_full.subscribe(store.Keys.wake("full"))
+        to_full.get_message(timeout=5)
+        ask(redis, held, 1, speed=2.0, writes_speed=True)
+        ask(redis, full, 1, speed=10.0, writes_speed=True, is_full=True)
+
+        hand_out(redis)
+        assert (num_sent(to_full), num_sent(messages)) == (0, 1)
+        hand_out(redis)
+        assert (num_sent(to_full), num_sent(messages)) == (1, 0)
+
+
+def test_full_workers_get_what_a_slow_one_should_not_have(redis: Redis, held: Leases, messages: PubSub):
+    full = Leases(redis, "full", "rq:worker:full", 60)
+    with redis.pubsub(ignore_subscribe_messages=True) as to_full:
+        to_full.subscribe(store.Keys.wake("full"))
+        to_full.get_message(timeout=5)
+        ask(redis, held, 4, speed=1.0, writes_speed=True)
+        ask(redis, full, 4, speed=10.0, writes_speed=True, is_full=True)
+
+        hand_out(redis, num_jobs=2)
+        assert (num_sent(to_full), num_sent(messages)) == (1, 0)
+
+
 def test_no_jobs_are_sent_beyond_the_max_concurrency_of_a_job_in_flight(redis: Redis, held: Leases, messages: PubSub):
     ask(redis, held, 20, num_in_flight=2, max_in_flight=4)
     for _ in range(4):

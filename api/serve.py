@@ -1,6 +1,7 @@
 """Run the application under uvicorn, on loopback or a unix socket unless it has keys."""
 
 import asyncio
+import gc
 import logging
 import socket
 import time
@@ -132,6 +133,8 @@ def serve(settings: Settings) -> None:
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
     )
+    gc.collect()
+    gc.freeze()  # a full collection looks at what requests made: at everything it would stop all of them for 60 ms
     if not settings.uds:
         listeners = listen(settings.host, settings.port)
         for listener in listeners:

@@ -22,7 +22,7 @@ from typing import Literal, NoReturn
 LogFormat = Literal["text", "json"]
 FIELDS = ("model", "worker", "job")
 CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
-SEPARATORS = {0x2028: "\\u2028", 0x2029: "\\u2029"}  # that some viewers show as a new line
+ESCAPES = CONTROL | {0x2028: "\\u2028", 0x2029: "\\u2029"}  # these are shown as a new line by some viewers
 COLOR = re.compile("\x1b\\[[0-9;]*m")  # RQ colors its messages on a terminal
 
 _about: ContextVar[Mapping[str, str]] = ContextVar("about", default={})  # noqa: B039 - a Mapping is not changed
@@ -85,7 +85,9 @@ class TextFormatter(_Formatter):
         first = f"{head.pop('time')} {head.pop('level')} {head.pop('process')}"
         fields = "".join(f" {name}={value}" for name, value in head.items())
         text = "\n".join(filter(None, (f"{first}{fields}: {self.message(record)}", self.traceback(record))))
-        return text.translate(CONTROL | SEPARATORS).replace("\n", "\n    ")
+        if text.isprintable():  # as most are: looking at each character takes longer than the rest
+            return text
+        return text.translate(ESCAPES).replace("\n", "\n    ")
 
 
 class JsonFormatter(_Formatter):

@@ -3,7 +3,6 @@
 Every sequence is given whole, so there is nothing to sample and no step depends on the one before it.
 """
 
-import gc
 from dataclasses import dataclass
 from math import isfinite
 
@@ -11,7 +10,7 @@ import mlx.core as mx
 
 from scorepool.engine.adapter import Adapter
 from scorepool.engine.errors import AdapterError, NonFiniteLogits
-from scorepool.engine.model import memory_budget
+from scorepool.engine.model import garbage, memory_budget
 from scorepool.engine.model.batch import BatchRunner
 from scorepool.engine.model.classifier import compute_logits
 from scorepool.engine.model_info import ModelInfo
@@ -85,7 +84,7 @@ class ClassifierRunner:
     def close(self) -> None:
         """Drop the weights and all caches, for good. What describes the model stays."""
         del self._batch, self._head
-        gc.collect()  # modules refer to each other
+        garbage.collect()
         memory_budget.return_free_memory()
 
     def _logits(self, rows: mx.array) -> mx.array:

@@ -8,14 +8,13 @@ All rows run in one batch. A row is drawn as the model's own will be: with its t
 noise of its next tokens, so that two models that agree draw the same tokens.
 """
 
-import gc
 from collections.abc import Iterable
 from typing import Any
 
 import mlx.core as mx
 
 from scorepool.engine.errors import LoadError
-from scorepool.engine.model import kv_cache, kv_rollback
+from scorepool.engine.model import garbage, kv_cache, kv_rollback
 from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.model.kv_cache import Cache
 from scorepool.engine.sampling import sample, scoring
@@ -91,7 +90,7 @@ class DraftModel:
         self._cached_ids.clear()
         self._rows, self._cache = [], []
         del self._model, self._split
-        gc.collect()  # modules refer to each other
+        garbage.collect()
 
     def _drop_rejected(self) -> None:
         """Drop what is cached of tokens that were not kept, and the last token, which is to be run again."""

@@ -10,7 +10,6 @@ dropped at once. A row begins with its prompt, or what follows a prefix that was
 tokens of it.
 """
 
-import gc
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from weakref import WeakKeyDictionary
 import mlx.core as mx
 
 from scorepool.engine.errors import LoadError
-from scorepool.engine.model import kv_cache, kv_rollback
+from scorepool.engine.model import garbage, kv_cache, kv_rollback
 from scorepool.engine.model.draft import draw_proposed
 from scorepool.engine.model.kv_cache import Cache
 from scorepool.engine.model.mtp_layouts import Layout
@@ -168,7 +167,7 @@ class PredictionHead:
         self._known.clear()
         self._rows, self._cache = [], []
         del self._head
-        gc.collect()  # modules refer to each other
+        garbage.collect()
 
     def _prepare(self, sequence: Sequence) -> bool:
         """Drop the states of rejected tokens, and of those long ago. Return True if there is one to propose from."""

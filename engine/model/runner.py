@@ -7,7 +7,6 @@ slices ──batch──► hidden rows ──head──► logits [chunk of row
 token goes from step to step on the device.
 """
 
-import gc
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,7 +14,7 @@ import mlx.core as mx
 
 from scorepool.engine.adapter import Adapter
 from scorepool.engine.errors import AdapterError, NonFiniteLogits
-from scorepool.engine.model import cpu_kernels, memory_budget, pooling
+from scorepool.engine.model import cpu_kernels, garbage, memory_budget, pooling
 from scorepool.engine.model.adapters.host import AdapterHost
 from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.model.batch import BatchRunner
@@ -192,7 +191,7 @@ class ModelRunner:
             self.prefix_store.close()
         self._sampled_rows.clear()
         self._paused_rows.clear()
-        gc.collect()  # modules refer to each other
+        garbage.collect()
         memory_budget.return_free_memory()
 
     def _pause(

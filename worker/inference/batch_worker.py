@@ -5,6 +5,7 @@
 SCOREPOOL_MODEL names the model, or SCOREPOOL_MODELS several. Engines start in `open`, so never before a fork.
 """
 
+import gc
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -91,6 +92,8 @@ class BatchWorker(Worker):
             hosted.weights = store
             hosted.mover = self.start_mover(hosted, store, weights_source)
         self.functions[INFER] = self.run_inference
+        gc.collect()
+        gc.freeze()  # a full collection looks at what jobs made: at everything it would stop all streams for 60 ms
 
     def host(self, hosted: HostedModel, configured: ConfiguredModel, publisher: TokenPublisher) -> None:
         """Get ready for the jobs of one of the models, and show it from the next heartbeat on."""

@@ -1,0 +1,32 @@
+"""What a model leaves behind is collected, also in a process that keeps its objects out of collections."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from scorepool.engine.model import garbage
+
+
+class Part:
+    def __init__(self) -> None:
+        self.whole = self
+
+
+@pytest.fixture(autouse=True)
+def _thawed() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_parts_that_refer_to_each_other_are_freed_and_the_rest_stays_as_it_was(is_frozen: bool):
+    part = Part()
+    seen = weakref.ref(part)
+    if is_frozen:
+        gc.freeze()
+    del part
+    garbage.collect()
+    assert seen() is None
+    assert (gc.get_freeze_count() > 0) is is_frozen

@@ -13,15 +13,33 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
+class Video:
+    """Frames that a model sees as one video."""
+
+    frames: tuple[bytes, ...]  # files of images, in their order
+    fps: float  # frames of a second
+
+
+Shown = bytes | Video  # the file of an image, or a video
+
+
+@dataclass(frozen=True, slots=True)
 class PlacedImage:
-    """An image in the tokens of a sequence."""
+    """An image or a video in the tokens of a sequence."""
 
     digest: str  # of its bytes
-    data: bytes  # the file
+    data: Shown
     start: int  # the position of its first token
     end: int  # the position after its last token
     grid: tuple[int, int] = (0, 0)  # rows and columns of its features
     attends_ahead: bool = False  # its tokens attend to each other, so they go through the model together
+    times: tuple[int, ...] = (0,)  # of a video: the position of each of its grids in time
+    num_frames: int = 0  # of a video
+
+    @property
+    def extent(self) -> int:
+        """How far the text after it stands from its start, on the axes of M-RoPE."""
+        return max(*self.grid, self.times[-1] + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +53,14 @@ class Injection:
 
 @dataclass(frozen=True, slots=True)
 class ImageTokens:
-    """An image, and the tokens that stand for it in a text."""
+    """An image or a video, and the tokens that stand for it in a text."""
 
     digest: str  # of its bytes
-    data: bytes  # the file
+    data: Shown
     token_ids: list[int]
     grid: tuple[int, int]  # rows and columns of its features
+    times: tuple[int, ...] = (0,)
+    num_frames: int = 0
 
 
 class ImageCodec(Protocol):
@@ -50,32 +70,43 @@ class ImageCodec(Protocol):
     marker: str  # what a text holds in the place of an image
     spelled_marker: str  # what stands there when the text is encoded: the marker, and the text around every image
     marker_id: int  # the marker's token
+    video_marker: str | None  # the same of a video; None: the model takes none
+    video_marker_id: int | None
     injection: Injection
 
-    def tokens_of(self, data: bytes) -> ImageTokens:
-        """Return the tokens that stand for an image. Raises InvalidRequest for one that cannot be decoded."""
+    def tokens_of(self, data: Shown) -> ImageTokens:
+        """Return the tokens that stand for an image or a video. Raises InvalidRequest for what cannot be decoded."""
 
 
-def digest_of(data: bytes) -> str:
-    """Return a digest of an image's file."""
-    return hashlib.blake2b(data, digest_size=20).hexdigest()
+def digest_of(data: Shown) -> str:
+    """Return a digest of an image's file, or of a video."""
+    if isinstance(data, bytes):
+        return hashlib.blake2b(data, digest_size=20).hexdigest()
+    digest = hashlib.blake2b(f"video {data.fps!r}".encode(), digest_size=20)
+    for frame in data.frames:
+        digest.update(len(frame).to_bytes(8, "big") + frame)
+    return digest.hexdigest()
 
 
 def expand(
     codec: ImageCodec, token_ids: Sequence[int], images: Sequence[ImageTokens]
 ) -> tuple[list[int], tuple[PlacedImage, ...]]:
-    """Put the tokens of images where the markers' tokens are. Raises ValueError if there are not as many."""
-    if token_ids.count(codec.marker_id) != len(images):
-        raise ValueError(f"{token_ids.count(codec.marker_id)} markers for {len(images)} images")
+    """Put the tokens of images where the markers' tokens are. Raises ValueError if there are not as many, in order."""
+    marker_ids = [token_id for token_id in token_ids if token_id in (codec.marker_id, codec.video_marker_id)]
+    if len(marker_ids) != len(images):
+        raise ValueError(f"{len(marker_ids)} markers for {len(images)} images")
+    if marker_ids != [codec.video_marker_id if image.num_frames else codec.marker_id for image in images]:
+        raise ValueError("markers of images and videos in another order")
     expanded: list[int] = []
     placed: list[PlacedImage] = []
     attends_ahead = codec.injection.attends_ahead
     for token_id in token_ids:
-        if token_id != codec.marker_id:
+        if token_id not in (codec.marker_id, codec.video_marker_id):
             expanded.append(token_id)
             continue
         image = images[len(placed)]
         start = len(expanded)
         expanded += image.token_ids
-        placed.append(PlacedImage(image.digest, image.data, start, len(expanded), image.grid, attends_ahead))
+        end, shape = len(expanded), (image.times, image.num_frames)
+        placed.append(PlacedImage(image.digest, image.data, start, end, image.grid, attends_ahead, *shape))
     return expanded, tuple(placed)

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from scorepool.store.keys import DEFAULT_PREFIX, WEBHOOKS_NAME
 from scorepool.store.logs import LogFormat
 from scorepool.wire.columns import LogprobsMode
-from scorepool.wire.image import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, MAX_IMAGES
+from scorepool.wire.image import MAX_FRAMES, MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, MAX_IMAGES
 from scorepool.wire.request_fields import ModelName
 
 PREFIX = "SCOREPOOL_"
@@ -157,6 +157,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_images: Annotated[int, Meta(ge=1, le=MAX_IMAGES)] = 16  # of one job
     max_image_bytes: Annotated[int, Meta(ge=1, le=MAX_IMAGE_BYTES)] = 16 * 2**20  # of the file of one image
     max_image_pixels: Annotated[int, Meta(ge=1, le=MAX_IMAGE_PIXELS)] = 2**25  # of one image
+    max_video_frames: Annotated[int, Meta(ge=1, le=MAX_FRAMES)] = 128  # of one video
     fetch_images: Literal["off", "public", "any"] = "off"  # by URL; any: http and addresses that are not public too
     fetch_images_timeout_s: Annotated[float, Meta(gt=0, le=60)] = 10.0  # of one image, from the lookup of the name on
     logprobs_mode: LogprobsMode = "raw_logprobs"  # of generations that choose none

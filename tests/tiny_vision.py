@@ -23,6 +23,7 @@ from survey.families import FAMILIES
 from tests.tiny_tokenizer import build_tokenizer
 
 IMAGE_TOKENS = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+QWEN_VIDEO = "<|video_pad|>"
 QWEN_TOKENS = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]
 GROUP_SIZE = 32  # of quantised weights
 IDEFICS_TOKENS = [
@@ -32,8 +33,8 @@ IDEFICS_TOKENS = [
 GEMMA_TOKENS = ["<start_of_image>", "<image_soft_token>", "<end_of_image>"]
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>\n{% if message.content is string %}"
-    "{{ message.content }}{% else %}{% for part in message.content %}{% if part.type == 'image' %}[IMG]{% else %}"
-    "{{ part.text }}{% endif %}{% endfor %}{% endif %}\n{% endfor %}"
+    "{{ message.content }}{% else %}{% for part in message.content %}{% if part.type == 'image' %}[IMG]"
+    "{% elif part.type == 'video' %}[VIDEO]{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 _TEXT: dict[str, Any] = {
@@ -160,13 +161,15 @@ def build_qwen3_vl_moe(folder: Path, seed: int = 0, **changes: Any) -> "VisionOr
 def _build_qwen(
     folder: Path, seed: int, changes: dict[str, Any], model_type: str, vision: dict[str, Any], text: dict[str, Any]
 ) -> "VisionOracle":
-    tokenizer = _tokenizer(QWEN_TOKENS, "".join(QWEN_TOKENS))
+    tokenizer = _tokenizer([*QWEN_TOKENS, QWEN_VIDEO], "".join(QWEN_TOKENS))
+    tokenizer.chat_template = tokenizer.chat_template.replace("[VIDEO]", QWEN_TOKENS[0] + QWEN_VIDEO + QWEN_TOKENS[2])
     common = {name: value for name, value in _TEXT.items() if name not in ("model_type", "head_dim", "sliding_window")}
     settings = {
         "model_type": model_type,
         "text_config": common | text,
         "vision_config": vision,
         "image_token_id": tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+        "video_token_id": tokenizer.convert_tokens_to_ids(QWEN_VIDEO),
         "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
         "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
         "tie_word_embeddings": False,

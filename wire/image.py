@@ -13,10 +13,13 @@ MAX_URL_LENGTH = 8192  # signed URLs are long
 MAX_IMAGE_PIXELS = 2**26  # 200 MB when it is decoded
 MIN_SIDE = 4  # pixels
 MAX_RATIO = 200  # of the longer side to the shorter one
+MAX_FRAMES = 768  # of a video
+MAX_VIDEO_PIXELS = 2**28  # of the frames of a video together
+DEFAULT_FPS = 2.0  # at which Qwen's models were shown videos
 
 
 class Image(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """Show the model an image."""
+    """Show the model an image, or a video as frames."""
 
     data: Annotated[
         bytes,
@@ -37,20 +40,46 @@ class Image(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_
         ]
         | None
     ) = None
+    frames: Annotated[
+        list[Annotated[bytes, Meta(min_length=1, max_length=MAX_IMAGE_BYTES)]],
+        Meta(
+            max_length=MAX_FRAMES,
+            description=f"The frames of a video in their order, in the place of `data`: {FORMATS} files of one size.",
+        ),
+    ] = []
+    fps: (
+        Annotated[
+            float,
+            Meta(gt=0, le=1000, description=f"Frames of a second of the video. null is {DEFAULT_FPS:g}."),
+        ]
+        | None
+    ) = None
     at: Annotated[
         int, Meta(ge=0, le=8_000_000, description="The number of characters of the text that stand before it.")
     ] = 0
 
     def __post_init__(self) -> None:
-        if bool(self.data) == (self.url is not None):
-            raise ValueError(f"expected `data` or `url`, found {'both' if self.data else 'neither'}")
-        if self.data:
-            check_size(self.header)
+        given = [name for name in ("data", "url", "frames") if getattr(self, name)]
+        if len(given) != 1:
+            found = " and ".join(f"`{name}`" for name in given) or "none"
+            raise ValueError(f"expected one of `data`, `url` and `frames`, found {found}")
+        if self.fps is not None and not self.frames:
+            raise ValueError("`fps` needs `frames`")
+        num_pixels = 0
+        for index, file in enumerate(self.files):
+            try:
+                header = read_header(file)
+                check_size(header)
+            except ValueError as error:
+                raise ValueError(f"`frames[{index}]`: {error}" if self.frames else str(error)) from None
+            num_pixels += header.width * header.height
+        if self.frames and num_pixels > MAX_VIDEO_PIXELS:
+            raise ValueError(f"expected `frames` of at most {MAX_VIDEO_PIXELS} pixels together, found {num_pixels}")
 
     @property
-    def header(self) -> ImageHeader:
-        """What the image claims to be. Raises ValueError for what is none."""
-        return read_header(self.data)
+    def files(self) -> list[bytes]:
+        """The image's file, or those of a video's frames; none of what is to be fetched."""
+        return self.frames or ([self.data] if self.data else [])
 
 
 Images = Annotated[

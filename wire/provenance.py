@@ -24,6 +24,7 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
             "short. Absent: all of them, without it."
         ),
     ] = None
+    video_frames: Annotated[int, Meta(description="Frames of videos that the prompt shows. Absent: none.")] = 0
     speculation: Annotated[
         Literal["ngram", "draft", "mtp"] | None,
         Meta(description="The source of proposed tokens: n-grams, a draft model or the model's head. Absent: none."),

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from scorepool import wire
-from scorepool.wire.image import MAX_URL_LENGTH
+from scorepool.wire.image import MAX_FRAMES, MAX_URL_LENGTH
 
 _DATA_URL = re.compile(r"data:image/[A-Za-z0-9.+-]+((?:;[^;,]*)*),", re.IGNORECASE)
+_FRAMES_URL = re.compile(r"data:video/jpeg;base64,", re.IGNORECASE)
 EXPECTED = "expected a data URL, as data:image/png;base64,..., or one that begins with https://"
 
 
@@ -27,13 +28,30 @@ def to_image(url: str) -> wire.Image:
 
 def from_base64(text: str, place: str) -> wire.Image:
     """Return the image that base64 holds; `place` says where it stands. Raises ValueError."""
+    return wire.Image(data=_decoded(text, place))
+
+
+def _decoded(text: str, place: str) -> bytes:
     try:
         data = binascii.a2b_base64(text, strict_mode=True)
     except ValueError as error:
         raise ValueError(f"expected base64 {place}: {error}") from None
     if not data:
         raise ValueError("expected an image, found no bytes")
-    return wire.Image(data=data)
+    return data
+
+
+def to_video(url: str, fps: float | None) -> wire.Image:
+    """Return the video of a data URL that holds frames, each in base64 after a comma. Raises ValueError."""
+    match = _FRAMES_URL.match(url[:200])
+    if match is None:
+        raise ValueError(
+            f"expected the frames of a video, as data:video/jpeg;base64,...,..., found {wire.quote(url[:40])}"
+        )
+    frames = [_decoded(frame, "after each comma") for frame in url[match.end() :].split(",", MAX_FRAMES)]
+    if len(frames) > MAX_FRAMES:
+        raise ValueError(f"expected a video of at most {MAX_FRAMES} frames, found more")
+    return wire.Image(frames=frames, fps=fps)
 
 
 def join(pieces: Iterable[str | wire.Image]) -> tuple[str, list[wire.Image]]:

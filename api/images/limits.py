@@ -4,16 +4,24 @@ from scorepool import wire
 from scorepool.api.http.errors import ApiError, BadRequest, TooLarge
 from scorepool.store import ImageUrl, Settings
 from scorepool.wire.image import check_size
+from scorepool.wire.image_header import read_header
 
 
 def check_file(image: wire.Image, field: str, settings: Settings) -> None:
-    """Check an image's file. Raises BadRequest, TooLarge."""
-    if len(image.data) > settings.max_image_bytes:
-        raise too_large(field, f"found {len(image.data)}", settings)
-    try:
-        check_size(image.header, settings.max_image_pixels, " (SCOREPOOL_MAX_IMAGE_PIXELS)")
-    except ValueError as error:
-        raise BadRequest(f"{field}: {error}", field) from None
+    """Check an image's file, or those of a video's frames. Raises BadRequest, TooLarge."""
+    if len(image.frames) > settings.max_video_frames:
+        raise TooLarge(
+            f"{field}: expected a video of at most {settings.max_video_frames} frames (SCOREPOOL_MAX_VIDEO_FRAMES), "
+            f"found {len(image.frames)}",
+            field,
+        )
+    for file in image.files:
+        if len(file) > settings.max_image_bytes:
+            raise too_large(field, f"found {len(file)}", settings)
+        try:
+            check_size(read_header(file), settings.max_image_pixels, " (SCOREPOOL_MAX_IMAGE_PIXELS)")
+        except ValueError as error:
+            raise BadRequest(f"{field}: {error}", field) from None
 
 
 def check_url(url: str, field: str, settings: Settings) -> None:

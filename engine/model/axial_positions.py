@@ -8,8 +8,11 @@ that time on; the text after it goes on after the last row or column:
     row       0  1  2 2 3 3  4
     column    0  1  2 3 2 3  4
 
-So later tokens stand at fewer than their number in the sequence: a shift. Each axis has its own part of the frequencies
-of a head. The rotation of an axis is the model's own, at other positions, and where all axes agree it is the model's.
+A video has several times, each with the same rows and columns; the text after it goes on after the last of all three.
+
+So later tokens stand at other positions than their number in the sequence: a shift. Each axis has its own part of the
+frequencies of a head. The rotation of an axis is the model's own, at other positions, and where all axes agree it is
+the model's.
 """
 
 from collections.abc import Sequence as Items
@@ -34,9 +37,10 @@ def positions(sequence: Sequence, start: int, length: int) -> "np.ndarray[Any, A
         pieces.append(_text(at, image.start - index))
         at += image.start - index
         rows, columns = image.grid
-        grid = np.indices((1, rows, columns)).reshape(_AXES, -1)
+        grid = np.indices((len(image.times), rows, columns)).reshape(_AXES, -1)
+        grid[0] = np.array(image.times)[grid[0]]
         pieces.append(grid[:, : image.end - image.start] + at)
-        at += max(rows, columns)
+        at += image.extent
         index = image.end
     pieces.append(_text(at, max(0, start + length - index)))
     return np.concatenate(pieces, axis=1)[:, start : start + length]
@@ -44,7 +48,7 @@ def positions(sequence: Sequence, start: int, length: int) -> "np.ndarray[Any, A
 
 def shift(images: Items[PlacedImage]) -> int:
     """Return what is added to the number of a token after the images."""
-    return sum(max(image.grid) - (image.end - image.start) for image in images)
+    return sum(image.extent - (image.end - image.start) for image in images)
 
 
 def _text(at: int, length: int) -> "np.ndarray[Any, Any]":

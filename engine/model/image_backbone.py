@@ -23,7 +23,7 @@ from scorepool.engine.sequence import Sequence
 class ImageEncoder(Protocol):
     """What computes the features of images: see vision/encoder.py."""
 
-    feature_id: int  # the token that stands for a feature
+    feature_ids: frozenset[int]  # the tokens that stand for features: of images, of videos
 
     def features(self, image: PlacedImage) -> mx.array:
         """Return [n, width]: what such tokens of the image have; widths of several layers stand side by side."""
@@ -98,4 +98,4 @@ class ImageBackbone:
     def _places(self, sequence: Sequence, image: PlacedImage) -> list[int]:
         """Return the positions of the image's features, in their order."""
         tokens = range(image.start, image.end)
-        return [place for place in tokens if sequence.token_ids[place] == self._encoder.feature_id]
+        return [place for place in tokens if sequence.token_ids[place] in self._encoder.feature_ids]

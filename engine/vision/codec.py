@@ -8,8 +8,8 @@ from threading import Lock
 from PIL import Image, ImageOps
 
 from scorepool.engine.errors import InvalidRequest
-from scorepool.engine.images import ImageTokens, digest_of
-from scorepool.engine.vision.family import FamilyImages, ProcessedImage
+from scorepool.engine.images import ImageTokens, Shown, Video, digest_of
+from scorepool.engine.vision.family import FamilyImages, FamilyVideos, ProcessedImage
 
 MAX_BYTES = 2**28  # of processed images that are kept until their features are computed
 MAX_PIXELS = 2**26  # of one image; who gives images checks their headers against less
@@ -24,19 +24,24 @@ class ImageProcessor:
         self._images = images
         self.family, self.injection = images.name, images.injection
         self.marker, self.spelled_marker = images.marker, images.spelled_marker
-        self.marker_id, self.feature_id = images.marker_id, images.feature_id
+        self.marker_id = images.marker_id
+        self._videos: FamilyVideos | None = getattr(images, "videos", None)
+        self.video_marker = self._videos.marker if self._videos else None
+        self.video_marker_id = self._videos.marker_id if self._videos else None
+        self.feature_ids = frozenset({images.feature_id} | ({self._videos.marker_id} if self._videos else set()))
         self._lock = Lock()  # guards the two below, and lets one image be decoded at a time
         self._kept: OrderedDict[str, ProcessedImage] = OrderedDict()  # by digest, least recently used first
         self._num_bytes = 0
 
-    def tokens_of(self, data: bytes) -> ImageTokens:
-        """Return the tokens that stand for an image; see ImageCodec."""
+    def tokens_of(self, data: Shown) -> ImageTokens:
+        """Return the tokens that stand for an image or a video; see ImageCodec."""
         digest = digest_of(data)
         processed = self.process(digest, data)
-        return ImageTokens(digest, data, processed.token_ids, processed.grid)
+        shape = processed.grid, processed.times, processed.num_frames
+        return ImageTokens(digest, data, processed.token_ids, *shape)
 
-    def process(self, digest: str, data: bytes) -> ProcessedImage:
-        """Return an image, given with its digest, as the vision tower takes it.
+    def process(self, digest: str, data: Shown) -> ProcessedImage:
+        """Return an image or a video, given with its digest, as the vision tower takes it.
 
         Raises InvalidRequest if it cannot be decoded.
         """
@@ -44,12 +49,19 @@ class ImageProcessor:
             if digest in self._kept:
                 self._kept.move_to_end(digest)
                 return self._kept[digest]
-            processed = self._kept[digest] = self._images.process(decode(data))
+            processed = self._kept[digest] = self._process(data)
             self._num_bytes += processed.num_bytes
             while self._num_bytes > MAX_BYTES and len(self._kept) > 1:
                 _, dropped = self._kept.popitem(last=False)
                 self._num_bytes -= dropped.num_bytes
             return processed
+
+    def _process(self, data: Shown) -> ProcessedImage:
+        if not isinstance(data, Video):
+            return self._images.process(decode(data))
+        if self._videos is None:
+            raise InvalidRequest(f"models of the family {self.family} take no videos; expected images, such as frames")
+        return self._videos.process(map(decode, data.frames), len(data.frames), data.fps)
 
 
 def decode(data: bytes) -> Image.Image:

@@ -17,7 +17,7 @@ class ImageEncoder:
     def __init__(self, tower: FamilyTower, processor: ImageProcessor) -> None:
         """Start without features."""
         self._tower, self._processor = tower, processor
-        self.feature_id = processor.feature_id
+        self.feature_ids = processor.feature_ids
         self._kept: OrderedDict[str, mx.array] = OrderedDict()  # by the image's digest, least recently used first
         self._num_bytes = 0
 

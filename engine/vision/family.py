@@ -3,6 +3,7 @@
 The first lives as long as the model is served, and the second as long as its weights do.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +22,8 @@ class ProcessedImage:
     arrays: dict[str, np.ndarray[Any, Any]]
     token_ids: list[int]
     grid: tuple[int, int]  # rows and columns of features
+    times: tuple[int, ...] = (0,)  # of a video: the position of each of its grids in time
+    num_frames: int = 0  # of a video
 
     @property
     def num_bytes(self) -> int:
@@ -40,6 +43,16 @@ class FamilyImages(Protocol):
 
     def process(self, image: Image) -> ProcessedImage:
         """Resize and normalise an image as the checkpoint's processor does."""
+
+
+class FamilyVideos(Protocol):
+    """A checkpoint's settings of videos: the attribute `videos` of the images of a family that takes some."""
+
+    marker: str
+    marker_id: int  # the marker's token, which stands for each feature too
+
+    def process(self, frames: Iterable[Image], num_frames: int, fps: float) -> ProcessedImage:
+        """Resize and normalise the frames of a video, decoded one after the other. Raises InvalidRequest."""
 
 
 class FamilyTower(Protocol):

@@ -150,6 +150,22 @@ def test_base64_is_decoded_once(monkeypatch: pytest.MonkeyPatch):
     assert len(decoded) == len(bodies)
 
 
+def video_part(url: str, **options: Any) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": url} | options}
+
+
+def test_a_video_of_a_chat_is_its_frames_in_their_place():
+    frames = [image_bytes(), image_bytes(shade=9)]
+    url = "data:video/jpeg;base64," + ",".join(base64.b64encode(frame).decode() for frame in frames)
+    parts = [{"type": "text", "text": "Look: "}, video_part(url, fps=4), image_part(frames[0])]
+    job = to_request(wire.parse(json.dumps(chat(*parts)).encode(), ChatRequest), 60)
+    [message] = job.messages or ()
+    assert message.images == [wire.Image(frames=frames, fps=4.0, at=6), wire.Image(data=frames[0], at=6)]
+    assert wire.decode_request(wire.encode(job)) == job
+
+
+VAST = base64.b64encode(png_header(8000, 8000)).decode()
+VIDEO = "messages[0].content[0].video_url"
 CHAT, JOBS, PART = "/v1/chat/completions", "/v1/jobs", "messages[0].content[0].image_url"
 RESPONSES, MESSAGES, BLOCK = "/v1/responses", "/v1/messages", "messages[0].content[0]"
 INPUT = "input[0].content[0]"
@@ -160,8 +176,20 @@ BAD: list[tuple[str, dict[str, Any], int, str, str]] = [
     (CHAT, by_url("data:image/png,abc"), 400, PART, "a data URL"),
     (CHAT, by_url("data:text/html;base64,aGk="), 400, PART, "data URL"),
     (CHAT, by_url("http://169.254.169.254/a"), 400, "messages[0].content", "SCOREPOOL_FETCH_IMAGES"),
-    (JOBS, generate(model="see", images=[{"at": 0}]), 400, "images[0]", "expected `data` or `url`, found neither"),
-    (JOBS, generate(model="see", images=[{"data": IMAGE, "url": "https://a.example"}]), 400, "images[0]", "found both"),
+    (JOBS, generate(model="see", images=[{"at": 0}]), 400, "images[0]", "found none"),
+    (JOBS, generate(model="see", images=[{"data": IMAGE, "url": "https://a.example"}]), 400, "images[0]", "`data` and"),
+    (JOBS, generate(model="see", images=[{"frames": []}]), 400, "images[0]", "found none"),
+    (JOBS, generate(model="see", images=[{"frames": [IMAGE, HELLO]}]), 400, "images[0].frames[1]", "expected a PNG"),
+    (JOBS, generate(model="see", images=[{"frames": [VAST] * 5}]), 400, "images[0]", "268435456 pixels together"),
+    (JOBS, generate(model="see", images=[{"data": IMAGE, "fps": 1}]), 400, "images[0].fps", "`fps` needs `frames`"),
+    (JOBS, generate(model="see", images=[{"frames": [IMAGE], "fps": 0}]), 400, "images[0].fps", "0"),
+    (JOBS, generate(model="see", images=[{"frames": [IMAGE] * 129}]), 413, "images[0]", "SCOREPOOL_MAX_VIDEO_FRAMES"),
+    (JOBS, generate(model="see", images=[{"frames": [IMAGE] * 769}]), 400, "images[0].frames", "768"),
+    (CHAT, chat(video_part(f"data:video/jpeg;base64,{IMAGE},@")), 400, VIDEO, "base64 after each comma"),
+    (CHAT, chat(video_part(f"data:video/jpeg;base64,{IMAGE},{HELLO}")), 400, VIDEO, "`frames[1]`: expected a PNG"),
+    (CHAT, chat(video_part("data:video/jpeg;base64," + ",".join([IMAGE] * 769))), 400, VIDEO, "at most 768 frames"),
+    (CHAT, chat(video_part("https://example.com/a.mp4")), 400, VIDEO, "the frames of a video, as data:video/jpeg"),
+    (CHAT, chat(video_part(f"data:video/jpeg;base64,{IMAGE}"), role="system"), 400, "messages[0].content", "an image"),
     (CHAT, by_url("file:///etc/passwd"), 400, PART, "a data URL"),
     (CHAT, by_url(data_url(png_header(1, 1))), 400, PART, "1 x 1"),
     (CHAT, by_url(data_url(png_header(50_000, 50_000))), 400, PART, "50"),

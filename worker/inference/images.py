@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from scorepool import wire
 from scorepool.engine import ChatCodec, InvalidRequest
-from scorepool.engine.images import ImageTokens, PlacedImage, expand
+from scorepool.engine.images import ImageTokens, PlacedImage, Shown, Video, expand
+from scorepool.wire.image import DEFAULT_FPS
 from scorepool.worker.inference.text_lengths import Steps, invalid_request
 
 CHARACTERS_PER_IMAGE = 65_536  # that are encoded in the time in which an image is decoded, about
@@ -16,18 +17,28 @@ def check_images(request: wire.Request, codec: ChatCodec) -> None:
         if image.url is not None:
             raise invalid_request(field, "expected the file of an image in `data`: workers fetch nothing")
         if codec.images is not None:
+            if image.frames and codec.images.video_marker is None:
+                raise invalid_request(
+                    field,
+                    f"models of the family {codec.images.family} take no videos; expected images, such as frames of it",
+                )
             continue
         reason = codec.images_unsupported or "it is a model of texts"
         raise invalid_request(field, f"the model takes no images: {reason}")
 
 
+def _shown(image: wire.Image) -> Shown:
+    return Video(tuple(image.frames), image.fps or DEFAULT_FPS) if image.frames else image.data
+
+
 def with_markers(text: str, images: Sequence[wire.Image], codec: ChatCodec) -> str:
-    """Return a text with the model's marker in the place of each image."""
+    """Return a text with the model's marker in the place of each image and each video."""
     if not images or codec.images is None:
         return text
     pieces, last = [], 0
     for image in images:
-        pieces += [text[last : image.at], codec.images.spelled_marker]
+        marker = codec.images.video_marker if image.frames else codec.images.spelled_marker
+        pieces += [text[last : image.at], marker or ""]
         last = image.at
     return "".join((*pieces, text[last:]))
 
@@ -45,9 +56,9 @@ def expand_markers(
         return token_ids, ()
     found: list[ImageTokens] = []
     for field, image in images:
-        yield CHARACTERS_PER_IMAGE
+        yield CHARACTERS_PER_IMAGE * len(image.files)
         try:
-            found.append(codec.images.tokens_of(image.data))
+            found.append(codec.images.tokens_of(_shown(image)))
         except InvalidRequest as error:
             raise invalid_request(field, error.message) from error
     try:

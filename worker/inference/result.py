@@ -48,6 +48,7 @@ def to_result(
             completion_tokens=sum(len(each.sequence.token_ids) - each.num_prompt_tokens for each in prepared),
             cached_tokens=_num_cached(request, prepared),
             kept_tokens=_num_kept(prepared[0].sequence),
+            video_frames=_num_frames(prepared if isinstance(request, wire.Score) else prepared[:1]),
             **_speculation(prepared),
             proposed_tokens=sum(each.sequence.num_proposed for each in prepared),
             accepted_tokens=sum(each.sequence.num_accepted for each in prepared),
@@ -80,6 +81,11 @@ def _num_cached(request: wire.Score | wire.Generate, prepared: Items[PreparedSeq
         for each in prepared
     ]
     return sum(numbers) if isinstance(request, wire.Score) else min(numbers)
+
+
+def _num_frames(prepared: Items[PreparedSequence]) -> int:
+    """Count the frames of videos in prompts."""
+    return sum(image.num_frames for each in prepared for image in each.sequence.images)
 
 
 def _num_kept(sequence: Sequence) -> int | None:

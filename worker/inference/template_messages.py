@@ -43,7 +43,10 @@ def _content(message: wire.Message) -> str | list[dict[str, str]]:
     parts: list[dict[str, str]] = []
     last = 0
     for image in message.images:
-        parts += [{"type": "text", "text": message.content[last : image.at]}, {"type": "image"}]
+        parts += [
+            {"type": "text", "text": message.content[last : image.at]},
+            {"type": "video" if image.frames else "image"},
+        ]
         last = image.at
     parts.append({"type": "text", "text": message.content[last:]})
     return [part for part in parts if part.get("text") != ""]

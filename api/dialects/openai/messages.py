@@ -11,8 +11,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from scorepool import wire
-from scorepool.api.dialects.images import join, to_image
+from scorepool.api.dialects.images import join, to_image, to_video
 from scorepool.wire.chat import STRICT
+from scorepool.wire.image import DEFAULT_FPS
 from scorepool.wire.request_fields import MAX_TOOL_CALLS, Text
 
 MAX_PARTS = 4096  # of the content of one message
@@ -61,6 +62,36 @@ class ImagePart(Struct, frozen=True, kw_only=True, tag="image_url", tag_field="t
     image_url: ImageUrl
 
 
+class VideoUrl(Struct, frozen=True, kw_only=True, dict=True):
+    """Give a video."""
+
+    url: Annotated[
+        str,
+        Meta(
+            max_length=MAX_URL_LENGTH,
+            description="A data URL of its frames, as vLLM's clients write it: `data:video/jpeg;base64,...,...`.",
+        ),
+    ]
+    fps: (
+        Annotated[float, Meta(gt=0, le=1000, description=f"Frames of a second. null is {DEFAULT_FPS:g}. An addition.")]
+        | None
+    ) = None
+
+    def __post_init__(self) -> None:
+        self.video  # noqa: B018 - decoded once, when the URL is read
+
+    @cached_property
+    def video(self) -> wire.Image:
+        """The video. Raises ValueError."""
+        return to_video(self.url, self.fps)
+
+
+class VideoPart(Struct, frozen=True, kw_only=True, tag="video_url", tag_field="type"):
+    """Show a video as a part of a message's content."""
+
+    video_url: VideoUrl
+
+
 class FunctionCall(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Name the function that the model called, and its arguments."""
 
@@ -104,7 +135,14 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     """Give one message of the chat. Unknown fields are ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart | ImagePart], Meta(max_length=MAX_PARTS)] | None = None
+    content: (
+        Text
+        | Annotated[
+            list[TextPart | ImagePart | VideoPart],
+            Meta(max_length=MAX_PARTS),
+        ]
+        | None
+    ) = None
     reasoning_content: Annotated[
         Text | None, Meta(description="Sent back from an answer, for templates that show a model its reasoning.")
     ] = None
@@ -120,7 +158,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
             raise ValueError("a message without `tool_calls` needs `content`")
         for call in self.tool_calls or ():
             _to_wire_call(call)
-        has_images = isinstance(self.content, list) and any(isinstance(part, ImagePart) for part in self.content)
+        has_images = isinstance(self.content, list) and any(not isinstance(part, TextPart) for part in self.content)
         if has_images and self.role not in IMAGE_ROLES:
             raise ValueError(
                 f"`content` of role {self.role} has an image; expected them in those of the user and tools"
@@ -131,9 +169,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
         content = self.refusal if self.content is None else self.content
         images: list[wire.Image] = []
         if isinstance(content, list):
-            content, images = join(
-                part.image_url.image if isinstance(part, ImagePart) else part.text for part in content
-            )
+            content, images = join(map(_piece, content))
         return wire.Message(
             role=ROLES[self.role],
             content=content or "",
@@ -166,6 +202,16 @@ class ChatTool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             parameters=function.parameters,
             strict=bool(function.strict),
         )
+
+
+def _piece(part: TextPart | ImagePart | VideoPart) -> str | wire.Image:
+    match part:
+        case ImagePart():
+            return part.image_url.image
+        case VideoPart():
+            return part.video_url.video
+        case _:
+            return part.text
 
 
 def _to_wire_call(call: PastToolCall) -> wire.ToolCall:

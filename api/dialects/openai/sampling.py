@@ -274,7 +274,7 @@ class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
 
 
 class PromptTokensDetails(Struct, frozen=True, kw_only=True):
-    """Count the prompt tokens that were not computed."""
+    """Count the prompt tokens that were not computed, and the frames that videos showed."""
 
     cached_tokens: Annotated[
         int, Meta(description="Tokens of a prefix that was computed before, or of a cached result.")
@@ -282,6 +282,9 @@ class PromptTokensDetails(Struct, frozen=True, kw_only=True):
     kept_tokens: Annotated[
         int | UnsetType,
         Meta(description="An addition. Tokens that went through the model, with `specprefill`: all of a short prompt."),
+    ] = UNSET
+    video_frames: Annotated[
+        int | UnsetType, Meta(description="An addition. Frames of videos that the prompt shows, if any.")
     ] = UNSET
 
 
@@ -293,7 +296,7 @@ class CompletionUsage(Struct, frozen=True, kw_only=True):
     total_tokens: int
     prompt_tokens_details: Annotated[
         PromptTokensDetails | UnsetType,
-        Meta(description="Present if tokens of the prompt were not computed anew, and with `specprefill`."),
+        Meta(description="Present if tokens of the prompt were not computed anew, with `specprefill` and with videos."),
     ] = UNSET
     completion_tokens_details: Annotated[
         CompletionTokensDetails | UnsetType, Meta(description="Present if speculation could propose tokens.")
@@ -353,12 +356,12 @@ def usage_of_results(results: Sequence[wire.Result]) -> CompletionUsage:
 
 def to_usage(prompt_tokens: int, completion_tokens: int, ended: Iterable[wire.Usage] = ()) -> CompletionUsage:
     """Build the usage of these numbers of tokens, and of what was cached and proposed in the jobs that have ended."""
-    accepted = proposed = cached = most = 0
+    accepted = proposed = cached = most = frames = 0
     kept: int | UnsetType = UNSET
     method: Literal["ngram", "draft", "mtp"] | UnsetType = UNSET
     for usage in ended:
         method, most = usage.speculation or method, max(most, usage.speculation_tokens)
-        cached += usage.cached_tokens
+        cached, frames = cached + usage.cached_tokens, frames + usage.video_frames
         if usage.kept_tokens is not None:
             kept = (kept or 0) + usage.kept_tokens
         accepted, proposed = accepted + usage.accepted_tokens, proposed + usage.proposed_tokens
@@ -368,13 +371,13 @@ def to_usage(prompt_tokens: int, completion_tokens: int, ended: Iterable[wire.Us
         accepted_prediction_tokens=accepted,
         rejected_prediction_tokens=proposed - accepted,
     )
+    has_details = cached or frames or kept is not UNSET
+    of_prompt = PromptTokensDetails(cached_tokens=cached, kept_tokens=kept, video_frames=frames or UNSET)
     return CompletionUsage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
-        prompt_tokens_details=(
-            PromptTokensDetails(cached_tokens=cached, kept_tokens=kept) if cached or kept is not UNSET else UNSET
-        ),
+        prompt_tokens_details=of_prompt if has_details else UNSET,
         completion_tokens_details=details if method is not UNSET else UNSET,
     )
 

@@ -15,7 +15,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from scorepool.engine.images import Injection
 from scorepool.engine.model.surveyed import Config
 from scorepool.engine.text.tokenizer import Tokenizer
-from scorepool.engine.vision.family import ProcessedImage
+from scorepool.engine.vision.family import FamilyVideos, ProcessedImage
+from scorepool.engine.vision.qwen_videos import QwenVideos
 from scorepool.engine.vision.tower import check_constants, load_tower
 
 # What mlx-vlm computes whatever these settings are.
@@ -23,7 +24,8 @@ _CONSTANTS: dict[str, object] = {
     "vision_config.rope_parameters.rope_type": "axial",
     "vision_config.rope_parameters.rope_theta": 10_000.0,
 }
-_START, _IMAGE, _END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+_START, _IMAGE, _VIDEO, _END = "<|vision_start|>", "<|image_pad|>", "<|video_pad|>", "<|vision_end|>"
+_OF_VIDEOS = "video_preprocessor_config.json"
 
 
 class Images:
@@ -42,6 +44,7 @@ class Images:
         check_constants(config, {"image_token_id": self.marker_id})
         own = {name: getattr(self._processor, name) for name in ("patch_size", "temporal_patch_size")}
         check_constants(own | {"merge_size": self._processor.merge_size}, _of_tower(vision))
+        self.videos = self._open_videos(folder, config, tokenizer)
 
     def process(self, image: Image) -> ProcessedImage:
         """Resize and normalise an image; see FamilyImages."""
@@ -50,6 +53,17 @@ class Images:
         grid = height // self._merge, width // self._merge
         arrays = {"pixels": found["pixel_values"], "grid": found["image_grid_thw"]}
         return ProcessedImage(arrays, [self.marker_id] * (grid[0] * grid[1]), grid)
+
+    def _open_videos(self, folder: Path, config: Config, tokenizer: Tokenizer) -> FamilyVideos | None:
+        """Return the checkpoint's videos; None if it takes none, or has settings of its own for them."""
+        marker_id = tokenizer.hf_tokenizer.convert_tokens_to_ids(_VIDEO)
+        if config.get("video_token_id") != marker_id or (folder / _OF_VIDEOS).exists():
+            return None
+        return QwenVideos(f"{_START}{_VIDEO}{_END}", marker_id, self._processor, self._tokens_per_second(config))
+
+    def _tokens_per_second(self, config: Config) -> float | None:
+        """Return how many positions a second of a video takes."""
+        return float(config["vision_config"]["tokens_per_second"])
 
     def _injection(self, config: Config) -> Injection:
         """Return the axes of M-RoPE: first the frequencies of time, then those of rows, then those of columns."""

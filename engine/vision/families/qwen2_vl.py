@@ -4,6 +4,7 @@ from types import ModuleType
 
 from mlx_vlm.models import qwen2_vl
 
+from scorepool.engine.model.surveyed import Config
 from scorepool.engine.vision.families import qwen2_5_vl
 
 
@@ -11,6 +12,9 @@ class Images(qwen2_5_vl.Images):
     """The images of a Qwen2-VL checkpoint; see FamilyImages."""
 
     name = "qwen2_vl"
+
+    def _tokens_per_second(self, config: Config) -> None:
+        """Return None: positions in time count patches."""
 
 
 class Tower(qwen2_5_vl.Tower):

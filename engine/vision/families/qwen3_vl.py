@@ -3,6 +3,7 @@
 The axes of M-RoPE take turns among the frequencies of a head: time, row, column, time, row, column, ... time, time.
 """
 
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,7 @@ from mlx_vlm.models import qwen3_vl
 
 from scorepool.engine.images import Injection
 from scorepool.engine.model.surveyed import Config
+from scorepool.engine.text.tokenizer import Tokenizer
 from scorepool.engine.vision.families import qwen2_5_vl
 from scorepool.engine.vision.family import ProcessedImage
 
@@ -19,6 +21,9 @@ class Images(qwen2_5_vl.Images):
     """The images of a Qwen3-VL checkpoint; see FamilyImages."""
 
     name = "qwen3_vl"
+
+    def _open_videos(self, folder: Path, config: Config, tokenizer: Tokenizer) -> None:
+        """Return None: its videos have timestamps as text, which were not compared."""
 
     def _injection(self, config: Config) -> Injection:
         _, rows, columns = sections = config["text_config"]["rope_parameters"]["mrope_section"]

@@ -129,7 +129,7 @@ async def test_no_address_inside_is_reached(
     ("path", "status", "says"),
     [
         ("/page.png", 400, "expected a PNG, JPEG, WebP or GIF image, found bytes that begin with 3c 68"),
-        ("/empty.png", 400, "found neither"),
+        ("/empty.png", 400, "found none"),
         ("/cut.png", 400, "no image came from 127.0.0.1"),
         ("/claims.png", 413, "SCOREPOOL_MAX_IMAGE_BYTES"),
         ("/large.png", 413, "at most 20000 bytes (SCOREPOOL_MAX_IMAGE_BYTES), found more at 127.0.0.1"),

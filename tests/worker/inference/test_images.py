@@ -19,6 +19,7 @@ class OneToken:
     """Each image is one token."""
 
     family = "tiny"
+    video_marker = video_marker_id = None
     marker, spelled_marker = MARKER, f"{MARKER}\n"  # a line's end follows each image
     injection = Injection()
 

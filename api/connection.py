@@ -12,7 +12,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from scorepool.store import RedisServer, SentinelUrl, ServerMap, SettingsError
+from scorepool.store import MappedServer, SentinelUrl, ServerMap, SettingsError
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ async def check_logins(servers: ServerMap) -> None:
         await check_login(server.url, server.setting)
     if not servers.is_one:
         found = [(await _identity(server.url), server) for server in servers.servers]
-        known: dict[tuple[str, int], RedisServer] = {}
+        known: dict[tuple[str, int], MappedServer] = {}
         for identity, server in found:
             if identity is not None and known.setdefault(identity, server) is not server:
                 other = known[identity].setting

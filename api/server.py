@@ -13,7 +13,7 @@ from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.queue import Queue
 from scorepool.api.repositories.stored_results import StoredResults
 from scorepool.api.repositories.webhook_deliveries import WebhookDeliveries
-from scorepool.store import RedisServer, Settings
+from scorepool.store import MappedServer, Settings
 from scorepool.store.result_store import ResultStore
 
 MAX_CONNECTIONS = 64
@@ -34,7 +34,7 @@ class Server:
 
     @classmethod
     def create(
-        cls, server: RedisServer, settings: Settings, keyring: Keyring, result_store: ResultStore | None
+        cls, server: MappedServer, settings: Settings, keyring: Keyring, result_store: ResultStore | None
     ) -> Self:
         """Build the parts without connecting. Raises SettingsError."""
         redis = connect(server.url, REDIS_TIMEOUT_S, MAX_CONNECTIONS, server.setting)

@@ -53,7 +53,7 @@ from scorepool.store.keys import (
 )
 from scorepool.store.redis_url import has_password
 from scorepool.store.sentinel import SentinelUrl
-from scorepool.store.server_map import RedisServer, ServerMap
+from scorepool.store.server_map import MappedServer, ServerMap
 from scorepool.store.settings import (
     KEY_NAME,
     LOCAL_OWNER,
@@ -88,7 +88,7 @@ __all__ = [
     "ImageUrl",
     "JobField",
     "Keys",
-    "RedisServer",
+    "MappedServer",
     "RqKeys",
     "SentinelUrl",
     "ServerMap",

@@ -27,7 +27,7 @@ HOME = 0  # the index of the server of SCOREPOOL_REDIS_URL
 TAG_LENGTH = 4
 
 
-class RedisServer(Struct, frozen=True):
+class MappedServer(Struct, frozen=True):
     """Name a server, and the models that the map gives it. Home has all others too."""
 
     url: str
@@ -47,14 +47,14 @@ class RedisServer(Struct, frozen=True):
 class ServerMap(Struct, frozen=True):
     """The servers of a deployment, home first."""
 
-    servers: tuple[RedisServer, ...]
+    servers: tuple[MappedServer, ...]
 
     @classmethod
     def load(cls, settings: Settings) -> Self:
         """Read the map. Raises SettingsError, which shows no URL."""
         urls = _parse(settings.redis_urls)
         if not urls:  # whoever connects checks the URL
-            return cls((RedisServer(settings.redis_url, (), ""),))
+            return cls((MappedServer(settings.redis_url, (), ""),))
         home = _address(settings.redis_url, "SCOREPOOL_REDIS_URL")
         found: dict[str, tuple[str, list[str]]] = {home: (settings.redis_url, [])}
         for model, url in urls.items():
@@ -68,7 +68,7 @@ class ServerMap(Struct, frozen=True):
             models.append(model)
         return cls(
             tuple(
-                RedisServer(url, tuple(models), "" if address == home else _tag(address))
+                MappedServer(url, tuple(models), "" if address == home else _tag(address))
                 for address, (url, models) in found.items()
             )
         )
@@ -92,7 +92,7 @@ class ServerMap(Struct, frozen=True):
         first = self.of_job(job_id)
         return [first, *(index for index in range(len(self.servers)) if index != first)]
 
-    def of_worker(self, names: Iterable[str]) -> RedisServer:
+    def of_worker(self, names: Iterable[str]) -> MappedServer:
         """Return the server of the models and aliases of one worker. Raises SettingsError if they have several."""
         by_index: dict[int, str] = {}
         for name in names:

@@ -72,11 +72,13 @@ class History:
                 await asyncio.sleep(SLOT_S)
 
     async def write_point(self) -> None:
-        """Write the point of the current slot, unless another process has. Raises RedisError."""
+        """Write the point of the current slot, unless another process has or a server is missing. Raises RedisError."""
         slot = round(await decode.now_s(self._redis)) // SLOT_S * SLOT_S
         if not await self._redis.set(store.Keys.history_slot(slot), b"", nx=True, ex=2 * SLOT_S):
             return
         snapshot = await self._snapshots.latest()
+        if snapshot.unreachable:
+            return  # its sums would fall, and rise again
         jobs = [counts for queue, counts in snapshot.jobs.items() if queue != store.WEBHOOKS]
         num_results = snapshot.outcomes.get("result", 0)
         point = Point(

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import get_args
 
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -59,8 +60,11 @@ class Metrics:
             self.submitted.labels(kind)
 
     def render(self, snapshot: QueueSnapshot | None) -> bytes:
-        """Render all metrics as text; None if Redis did not answer, so that old values are not shown."""
-        self._snapshot.snapshot = snapshot or EMPTY
+        """Render all metrics as text; None if Redis did not answer, so that old values are not shown.
+
+        Counters are left out unless all servers answered: a sum that falls and rises again would count twice.
+        """
+        self._snapshot.snapshot = EMPTY if snapshot is None else _without_counters(snapshot)
         self.redis_up.set(0 if snapshot is None or snapshot.unreachable else 1)
         return generate_latest(self.registry)
 
@@ -77,6 +81,21 @@ EMPTY = QueueSnapshot(
     deliveries={},
     outcomes={},
 )
+
+
+def _without_counters(snapshot: QueueSnapshot) -> QueueSnapshot:
+    """Return a snapshot without counters if it is not that of all servers."""
+    if not snapshot.unreachable:
+        return snapshot
+    return replace(
+        snapshot,
+        outcomes={},
+        crosschecks={},
+        prefix_tokens={},
+        prefix_events={},
+        checkpoint_rows={},
+        result_cache=ResultCacheState(),
+    )
 
 
 class SnapshotCollector(Collector):
@@ -148,6 +167,8 @@ def _cache_metrics(cache: ResultCacheState) -> Iterable[Metric]:
     """Render the result cache: counters since they began, and its size now."""
     text = "Sequences that were looked up in the result cache, by what they found: shared is one that runs now."
     yield _counter("result_cache_lookups", text, "outcome", cache.uses)
+    if not cache.uses:  # it was not read
+        return
     for name, text, number in (
         ("result_cache_evictions", "Entries that the result cache dropped to make room.", cache.evictions),
         ("result_cache_refused", "Entries that were not kept because Redis had too little memory.", cache.refused),

@@ -75,6 +75,7 @@ def overview_of(snapshot: QueueSnapshot) -> dict[str, Any]:
     return {
         "queues": queues,
         "workers": [WorkerRow(one.served, one.host, heartbeat(one.heartbeat_age_s)) for one in snapshot.live],
+        "unreachable": snapshot.unreachable,
         "num_queued": sum(row.queued for row in queues),
         "num_running": sum(row.running for row in queues),
         "num_results": snapshot.outcomes.get("result", 0),

@@ -5,11 +5,14 @@ from collections.abc import Sequence
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from scorepool import store
 from scorepool.api.http.errors import ApiError, Unavailable
 from scorepool.api.repositories.event_reader import EventReader
 from scorepool.api.repositories.queue import check_writable
+
+PATIENCE_S = 1.0  # in which one of several servers answers, so that it does not hold up the jobs of the others
 
 
 class Readiness:
@@ -34,13 +37,16 @@ class Readiness:
 
     async def _check_one(self, redis: Redis, reader: EventReader) -> RedisError | ApiError | None:
         try:
-            await check_writable(redis)
+            async with asyncio.timeout(None if self._servers.is_one else PATIENCE_S):
+                await check_writable(redis)
         except RedisError as error:
             return error
+        except TimeoutError:
+            return RedisTimeoutError(f"no answer within {PATIENCE_S:g} s")
         return None if reader.is_alive else Unavailable("the stream of ended jobs is not being read")
 
 
-def _what(server: store.RedisServer) -> str:
+def _what(server: store.MappedServer) -> str:
     """Name what is on a server."""
     if server.tag:
         return f"models {', '.join(server.models)}"

@@ -119,7 +119,8 @@ class WebhookEndpoints:
         values: Any = await self._redis.hgetall(key)
         for copy in self._copies:
             for endpoint_id, value in values.items():
-                await copy.hsetnx(key, endpoint_id, value)
+                if await copy.hsetnx(key, endpoint_id, value) and not await self._redis.hexists(key, endpoint_id):
+                    await copy.hdel(key, endpoint_id)  # its owner has deleted it meanwhile
 
     async def change(self, owner: str, endpoint_id: str, change: wire.EndpointChange) -> wire.WebhookEndpoint:
         """Change the given fields of an endpoint; raise BadRequest or NotFound."""
@@ -154,7 +155,7 @@ class WebhookEndpoints:
         """Delete an endpoint, so that its pending deliveries fail; raise NotFound."""
         _check_id(endpoint_id)
         deleted = [
-            await redis.hdel(store.Keys.endpoints_of(owner), endpoint_id) for redis in (*self._copies, self._redis)
+            await redis.hdel(store.Keys.endpoints_of(owner), endpoint_id) for redis in (self._redis, *self._copies)
         ]
         if not any(deleted):
             raise _endpoint_not_found(endpoint_id)

@@ -9,13 +9,13 @@ from redis.exceptions import RedisError
 
 from scorepool import wire
 from scorepool.api.repositories.models import Models
+from scorepool.api.repositories.readiness import PATIENCE_S
 from scorepool.api.repositories.shared_read import SharedRead
 from scorepool.store import ServerMap
 from scorepool.store.clock import clock_s
 from scorepool.store.outage import Outage
 
 logger = logging.getLogger(__name__)
-PATIENCE_S = 1.0  # for a server that did not answer the last time: the models of the others are wanted
 
 
 class SpreadModels(Models):
@@ -29,6 +29,7 @@ class SpreadModels(Models):
         self._read_at = float("-inf")
         self._shared = SharedRead(self._read)
         self._outages = [Outage(logger) for _ in parts]
+        self._strays: set[str] = set()  # workers that a line was logged about
         self.errors: dict[int, RedisError] = {}  # of the last read, by the index of the server
         self.live_on: list[list[wire.ServedModel]] = [[] for _ in parts]  # what `live` found on each server
 
@@ -61,7 +62,19 @@ class SpreadModels(Models):
 
     def _own(self, index: int, models: Iterable[wire.ServedModel]) -> list[wire.ServedModel]:
         """Return those that the map puts on this server: jobs of others do not come to it."""
-        return [model for model in models if self._servers.of_model(model.id) == index]
+        own = []
+        for model in models:
+            if self._servers.of_model(model.id) == index:
+                own.append(model)
+            elif model.worker not in self._strays:
+                self._strays.add(model.worker)
+                logger.warning(
+                    "the worker %s serves %s on the Redis of %s and gets no jobs: the map puts that model on another",
+                    model.worker,
+                    model.id,
+                    self._servers.servers[index].setting,
+                )
+        return own
 
     async def now_s(self) -> float:
         """Return the unix time of home's clock, or of that of another server if home has not answered yet."""

@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 from scorepool import wire
 from scorepool.api.http.errors import Unavailable
 from scorepool.api.repositories.queue import Queue, Submitted, idempotency_key_reused
+from scorepool.api.repositories.readiness import PATIENCE_S
 from scorepool.api.spread.parts import Parts
 from scorepool.api.spread.spread_models import SpreadModels
 from scorepool.store import ServerMap
@@ -48,9 +49,12 @@ class SpreadQueue(Queue):
         return [server.stamp(job_id) for job_id in await self._parts.all[index].job_ids(owner, key, count)]
 
     async def _has(self, index: int, owner: str, key: str, count: int | None) -> bool:
-        """True if a server has a job of a submission under the key; False if it does not answer."""
+        """True if a server has a job of a submission under the key; False if it does not answer soon."""
+        if index in self._models.errors:
+            return False
         try:
-            return await self._parts.all[index].have_any(await self._ids_on(index, owner, key, count))
+            async with asyncio.timeout(PATIENCE_S):
+                return await self._parts.all[index].have_any(await self._ids_on(index, owner, key, count))
         except (RedisError, OSError) as error:
             logger.warning("a server cannot say whether an Idempotency-Key is known to it: %r", error)
             return False

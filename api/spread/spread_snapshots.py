@@ -8,9 +8,10 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from scorepool.api.metrics.queue_snapshot import QueueSnapshot, QueueSnapshots
+from scorepool.api.repositories.readiness import PATIENCE_S
 from scorepool.api.repositories.shared_read import SharedRead
-from scorepool.api.spread.spread_models import PATIENCE_S, SpreadModels
-from scorepool.store import ServerMap
+from scorepool.api.spread.spread_models import SpreadModels
+from scorepool.store import WEBHOOKS, ServerMap
 
 T = TypeVar("T")
 
@@ -39,7 +40,10 @@ class SpreadSnapshots(QueueSnapshots):
             total = add(total, other)
         live = sorted(total.live, key=lambda worker: (worker.host, worker.served.id, worker.served.worker))
         return structs.replace(
-            total, live=live, unreachable=[self._servers.servers[index].setting for index in sorted(errors)]
+            total,
+            live=live,
+            workers=total.workers | {WEBHOOKS: min(each.workers[WEBHOOKS] for each in found)},  # each server needs one
+            unreachable=[self._servers.servers[index].setting for index in sorted(errors)],
         )
 
     async def _read_one(self, index: int) -> QueueSnapshot | RedisError:

@@ -198,7 +198,7 @@ def run_rq(
     settings: store.Settings,
     environ: dict[str, str],
     rq_options: Sequence[str],
-    server: store.RedisServer,
+    server: store.MappedServer,
 ) -> NoReturn:
     """Replace this process with `rq worker` on a server, and these options."""
     check_url(server.url, server.setting)

@@ -109,6 +109,9 @@ def check_redis(settings: store.Settings, environ: Mapping[str, str]) -> str:
             with TemporaryDirectory(prefix="doctor-") as folder, embedded_redis(Path(folder), settings) as server:
                 return f"the embedded one starts ({_redis_version(server.url)})"
         check_redis_url(url, setting, must_answer=True)
+        for other in store.ServerMap.load(settings).servers[1:]:
+            setting = other.setting
+            check_redis_url(other.url, setting, must_answer=True)
         return "a Sentinel URL, of which only the form was checked" if _is_sentinel(url) else _redis_version(url)
     except store.SettingsError as error:
         remedy = f"start it, or correct {setting}, or unset it to use the embedded Redis"

@@ -22,17 +22,18 @@ def check_own_server(connection: redis.Redis, settings: Settings, names: Iterabl
     server = servers.of_worker(names)
     try:
         with Redis.from_url(server.url) as wanted:
-            is_own = _identity(wanted) == _identity(connection)
+            ids = (_identity(wanted), _identity(connection))
     except RedisError as error:
         raise SettingsError(f"{server.setting}: no Redis answers at the URL: {error}") from None
-    if not is_own:
+    if None not in ids and ids[0] != ids[1]:
         raise SettingsError(
             f"this worker is connected to another Redis than that of {names[0]!r}, which {server.setting} names: give "
             "`rq worker` its URL in RQ_REDIS_URL, or use `scorepool worker`"
         )
 
 
-def _identity(connection: redis.Redis) -> tuple[str, int]:
-    """Return what tells a server and its database from others."""
+def _identity(connection: redis.Redis) -> tuple[str, int] | None:
+    """Return what tells a server and its database from others; None if it does not say it."""
     info: Any = connection.info("server")
-    return str(info["run_id"]), int(connection.connection_pool.connection_kwargs.get("db") or 0)
+    run_id = info.get("run_id")
+    return (str(run_id), int(connection.connection_pool.connection_kwargs.get("db") or 0)) if run_id else None

@@ -23,6 +23,8 @@ async def test_metrics_add_the_servers_up(
         for model in ("demo", "big", "big"):
             await http.post("/v1/jobs", json=score(model=model))
         await http.post("/v1/jobs", json=score(model="nobody", wait_for_model=True))
+        redis.sadd("rq:workers:webhooks", "rq:worker:wh")  # on home only
+        redis.hset("rq:worker:wh", "last_heartbeat", "2026-11-26T00:00:00.000000Z")
         lines = set((await http.get("/metrics")).text.splitlines())
         page = (await http.get("/")).text
     assert {
@@ -32,6 +34,7 @@ async def test_metrics_add_the_servers_up(
         'scorepool_outcomes_total{code="result"} 7.0',
         'scorepool_outcomes_total{code="timeout"} 1.0',
         "scorepool_redis_up 1.0",
+        'scorepool_workers{model="webhooks"} 0.0',
     } <= lines
     assert ">demo<" in page
     assert ">big<" in page
@@ -45,12 +48,19 @@ def test_snapshots_are_added_field_by_field():
     assert add(one, two) == ResultCacheState(uses={"hit": 3}, bytes=11)
 
 
-async def test_a_worker_on_the_wrong_server_serves_nothing(spread: Serving, worker: FakeWorker, other: Redis):
+async def test_a_worker_on_the_wrong_server_serves_nothing(
+    spread: Serving, worker: FakeWorker, other: Redis, caplog: pytest.LogCaptureFixture
+):
     """Its own check stops it; one of an earlier release has none."""
     FakeWorker(other, "astray", "w3").register()
     async with spread() as http:
         assert [model["id"] for model in (await http.get("/v1/models")).json()["data"]] == ["demo"]
         assert (await http.post("/v1/jobs", json=score(model="astray"))).status_code == 404
+    lines = [record.getMessage() for record in caplog.records if "w3" in record.getMessage()]
+    assert lines == [
+        "the worker w3 serves astray on the Redis of SCOREPOOL_REDIS_URLS['big'] and gets no jobs: the map puts that "
+        "model on another"
+    ]
 
 
 async def test_a_pause_holds_on_both_servers(

@@ -53,7 +53,7 @@ async def test_a_killed_server_keeps_only_its_models_from_working_and_loses_no_j
         assert (await http.get("/v1/jobs")).status_code == 503  # a list without them would be wrong
         assert (await waiting).status_code == 503
 
-        job_id = (await http.post("/v1/jobs", json=score())).json()["id"]
+        job_id = (await http.post("/v1/jobs", json=score(), headers={"Idempotency-Key": "k"})).json()["id"]
         reply = asyncio.create_task(http.get(f"/v1/jobs/{job_id}?wait=60"))
         await eventually(worker.waiting)
         worker.end(job_id)
@@ -63,6 +63,8 @@ async def test_a_killed_server_keeps_only_its_models_from_working_and_loses_no_j
         metrics = (await http.get("/metrics")).text
         assert 'scorepool_queue_jobs{queue="demo",state="finished"} 1.0' in metrics
         assert "scorepool_redis_up 0.0" in metrics
+        assert "scorepool_outcomes_total{" not in metrics  # a sum that falls and rises would count twice
+        assert "The Redis of SCOREPOOL_REDIS_URLS[&#39;big&#39;] does not answer" in (await http.get("/")).text
 
         other_server.start()
         await readiness(http, is_whole=True)
@@ -107,7 +109,8 @@ async def test_a_server_that_hangs_delays_the_other_models_little(
         try:
             await readiness(http, is_whole=False)
             async with asyncio.timeout(10):
-                replies = [await http.post("/v1/jobs", json=score()) for _ in range(2)]
+                keys = [{}, {"Idempotency-Key": "k"}]
+                replies = [await http.post("/v1/jobs", json=score(), headers=key) for key in keys]
             assert [reply.status_code for reply in replies] == [202] * 2
         finally:
             os.kill(pid, signal.SIGCONT)

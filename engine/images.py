@@ -49,6 +49,8 @@ class Injection:
     axes: tuple[int, ...] = ()  # for each frequency of a head: the axis by whose positions it rotates; see M-RoPE
     num_deep_layers: int = 0  # the first layers, to whose output further features of these tokens are added
     attends_ahead: bool = False  # the tokens of an image attend to those after them, too
+    only_sliding_ahead: bool = False  # they do in sliding layers only
+    layer_input_id: int | None = None  # the token whose inputs of each layer stand for those of these tokens
 
 
 @dataclass(frozen=True, slots=True)

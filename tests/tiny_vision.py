@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +13,8 @@ import torch
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
@@ -30,6 +33,7 @@ IDEFICS_TOKENS = [
     *("<image>", "<fake_token_around_image>", "<global-img>"),
     *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
 ]
+GEMMA4_TOKENS = ["<|image>", "<|image|>", "<image|>"]
 GEMMA_TOKENS = ["<start_of_image>", "<image_soft_token>", "<end_of_image>"]
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>\n{% if message.content is string %}"
@@ -108,6 +112,31 @@ _SIGLIP: dict[str, Any] = {
     "image_size": 32,
     "patch_size": 4,
     "vision_use_head": False,
+}
+_GEMMA4_VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 160,
+}
+_GEMMA4_TEXT: dict[str, Any] = _TEXT | {
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 6,
+    "global_head_dim": 32,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+    "final_logit_softcapping": 8.0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 50_000.0},
+    },
 }
 _GEMMA_TEXT: dict[str, Any] = {
     "model_type": "gemma3_text",
@@ -201,6 +230,44 @@ def build_gemma3(folder: Path, seed: int = 0, is_saved: bool = False, **changes:
         published = {name.replace("vision_tower.", "vision_tower.vision_model."): weights[name] for name in weights}
         mx.save_safetensors(str(folder / "model.safetensors"), published, {"format": "pt"})
     return GemmaOracle(model, Gemma3Processor(images, tokenizer, image_seq_length=16), tokenizer)
+
+
+def build_gemma4(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+    """Write a tiny Gemma 4 into a folder, in the form of the large ones. Return transformers with the same weights."""
+    text = _GEMMA4_TEXT | {
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "use_bidirectional_attention": "vision",
+    }
+    return _build_gemma4(folder, seed, changes, text, {"standardize": True})
+
+
+def build_small_gemma4(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+    """Write a tiny Gemma 4 into a folder, in the form of E2B and E4B. Return transformers with the same weights."""
+    text = _GEMMA4_TEXT | {
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 512,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+    }
+    return _build_gemma4(folder, seed, changes, text, {"use_clipped_linears": True})
+
+
+def _build_gemma4(
+    folder: Path, seed: int, changes: dict[str, Any], text: dict[str, Any], vision: dict[str, Any]
+) -> "VisionOracle":
+    tokenizer = _tokenizer(GEMMA4_TOKENS, GEMMA4_TOKENS[1])
+    ids = tokenizer.convert_tokens_to_ids(GEMMA4_TOKENS)
+    settings = {
+        "model_type": "gemma4",
+        "text_config": text,
+        "vision_config": _GEMMA4_VISION | vision,
+        "vocab_size": _TEXT["vocab_size"],
+        **dict(zip(("boi_token_id", "image_token_id", "eoi_token_id"), ids, strict=True)),
+    }
+    images = Gemma4ImageProcessorPil(max_soft_tokens=70, patch_size=4, pooling_kernel_size=2)
+    return Gemma4Oracle(_write(folder, settings, seed, changes, GEMMA4_TOKENS[1], tokenizer, images), images, tokenizer)
 
 
 def build_idefics3(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
@@ -386,6 +453,35 @@ class GemmaOracle(VisionOracle):
         return super().inputs(token_ids, images) | {"token_type_ids": torch.tensor(kinds)}
 
 
+class Gemma4Oracle(VisionOracle):
+    """The same of Gemma 4, by the method of Gemma4Processor that writes the text of an image."""
+
+    marker = GEMMA4_TOKENS[1]
+
+    def processed(self, images: Sequence[bytes]) -> dict[str, torch.Tensor]:
+        """Return the model's inputs of images."""
+        found = self._found(images)
+        return {name: found[name] for name in ("pixel_values", "image_position_ids")}
+
+    def token_ids(self, text: str, images: Sequence[bytes]) -> list[int]:
+        """Return the tokens of a text that has a marker for each image."""
+        names = SimpleNamespace(**dict(zip(("boi_token", "image_token", "eoi_token"), GEMMA4_TOKENS, strict=True)))
+        before, *after = text.split(self.marker)
+        found = self._found(images)
+        for index, following in enumerate(after):
+            before += Gemma4Processor.replace_image_token(names, found, index) + following
+        ids: list[int] = self._tokenizer.encode(before, add_special_tokens=False)
+        return ids
+
+    def inputs(self, token_ids: list[int], images: Sequence[bytes]) -> dict[str, torch.Tensor]:
+        """Return all inputs of the model."""
+        kinds = [[int(token_id == self._model.config.image_token_id) for token_id in token_ids]]
+        return super().inputs(token_ids, images) | {"mm_token_type_ids": torch.tensor(kinds)}
+
+    def _found(self, images: Sequence[bytes]) -> Any:
+        return self._images([Image.open(BytesIO(data)).convert("RGB") for data in images], return_tensors="pt")
+
+
 class IdeficsOracle(VisionOracle):
     """The same of Idefics 3 and SmolVLM, by the method of Idefics3Processor that writes the text of an image."""
 
@@ -418,6 +514,8 @@ BUILD = {
     "qwen3_vl": build_qwen3_vl,
     "qwen3_vl_moe": build_qwen3_vl_moe,
     "gemma3": build_gemma3,
+    "gemma4": build_gemma4,
+    "small gemma4": build_small_gemma4,
     "idefics3": build_idefics3,
     "smolvlm": build_smolvlm,
 }

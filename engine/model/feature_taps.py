@@ -7,7 +7,7 @@ from mlx.nn.layers.base import Module
 
 from scorepool.engine.errors import LoadError
 
-EMBEDDINGS = ".embed_tokens"
+EMBEDDINGS, LAYER_INPUTS = ".embed_tokens", ".embed_tokens_per_layer"
 
 
 class Features(NamedTuple):
@@ -48,9 +48,32 @@ class FeatureTap:
 
 def tap_features(model: Any, num_deep_layers: int) -> list[FeatureTap]:
     """Tap the model's only embeddings, and the output of its first layers. Raises LoadError."""
-    found = [module for name, module in model.named_modules() if name.endswith(EMBEDDINGS)]
-    if len(found) != 1:
-        raise LoadError(f"the model has {len(found)} embeddings of tokens; images need one")
+    embeddings = _find(model, EMBEDDINGS)
     if num_deep_layers > len(model.layers):
         raise LoadError(f"images enter the first {num_deep_layers} layers, and the model has {len(model.layers)}")
-    return [FeatureTap(found[0]), *(FeatureTap(layer, is_sum=True) for layer in model.layers[:num_deep_layers])]
+    return [FeatureTap(embeddings), *(FeatureTap(layer, is_sum=True) for layer in model.layers[:num_deep_layers])]
+
+
+class LayerInputTap:
+    """The inputs of each layer of a model, in which those of one token stand for those of others until `clear`."""
+
+    def __init__(self, model: Any, token_id: int) -> None:
+        """Tap the model's embeddings of these inputs. Raises LoadError."""
+        self._embeddings, self._token_id = _find(model, LAYER_INPUTS), token_id
+        self._tap = FeatureTap(self._embeddings)
+
+    def place(self, rows: mx.array, columns: mx.array) -> None:
+        """Let the token's inputs stand at these places until `clear`."""
+        values: mx.array = self._embeddings(mx.array([self._token_id]))
+        self._tap.place(Features(rows, columns, mx.repeat(values, rows.size, axis=0)))
+
+    def clear(self) -> None:
+        """Leave the inputs alone again."""
+        self._tap.clear()
+
+
+def _find(model: Any, suffix: str) -> Any:
+    found = [module for name, module in model.named_modules() if name.endswith(suffix)]
+    if len(found) != 1:
+        raise LoadError(f"the model has {len(found)} embeddings {suffix}; images need one")
+    return found[0]

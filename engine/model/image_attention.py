@@ -24,10 +24,11 @@ from scorepool.engine.model import kv_cache
 class ImageAttention:
     """The attention of a model, which can be told the images of a forward pass. Not thread-safe, like the model."""
 
-    def __init__(self, model: Module) -> None:
-        """Tap the model's attention. Raises LoadError."""
+    def __init__(self, model: Module, *, only_sliding: bool = False) -> None:
+        """Tap the model's attention, or that of its sliding layers. Raises LoadError."""
         self._ahead: mx.array | None = None  # [rows, 1, length, length]
-        found = [module for name, module in model.named_modules() if name.endswith(".self_attn")]
+        every: list[Any] = [module for name, module in model.named_modules() if name.endswith(".self_attn")]
+        found = [module for module in every if module.is_sliding] if only_sliding else every
         if not found:
             raise LoadError("the model has no attention whose masks could be changed")
         for module in found:
@@ -50,10 +51,9 @@ class ImageAttention:
         tap, kind = self, type(module)
 
         class TappedAttention(kind):  # type: ignore[misc, valid-type]
-            def __call__(self, hidden: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+            def __call__(self, hidden: mx.array, mask: Any = None, cache: Any = None, **others: Any) -> Any:
                 if tap._ahead is not None:
                     mask = kv_cache.look_ahead(mask, cache, tap._ahead)
-                attended: mx.array = kind.__call__(self, hidden, mask, cache)
-                return attended
+                return kind.__call__(self, hidden, mask, cache, **others)
 
         module.__class__ = TappedAttention

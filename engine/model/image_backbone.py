@@ -15,7 +15,7 @@ from mlx.nn.layers.base import Module
 from scorepool.engine.images import Injection, PlacedImage
 from scorepool.engine.model.axial_positions import AxialPositions
 from scorepool.engine.model.backbone import BackboneAndHead
-from scorepool.engine.model.feature_taps import Features, tap_features
+from scorepool.engine.model.feature_taps import Features, LayerInputTap, tap_features
 from scorepool.engine.model.image_attention import ImageAttention
 from scorepool.engine.sequence import Sequence
 
@@ -37,7 +37,11 @@ class ImageBackbone:
         self._split, self._encoder = split, encoder
         self._taps = tap_features(model, injection.num_deep_layers)
         self._axes = AxialPositions(model, injection.axes) if injection.axes else None
-        self._attention = ImageAttention(model) if injection.attends_ahead else None
+        self._attention = (
+            ImageAttention(model, only_sliding=injection.only_sliding_ahead) if injection.attends_ahead else None
+        )
+        token_id = injection.layer_input_id
+        self._layer_inputs = None if token_id is None else LayerInputTap(model, token_id)
 
     def forward_hidden(
         self,
@@ -69,6 +73,8 @@ class ImageBackbone:
             self._axes.clear()
         if self._attention is not None:
             self._attention.clear()
+        if self._layer_inputs is not None:
+            self._layer_inputs.clear()
 
     def _place(self, sequences: list[Sequence], starts: list[int], length: int) -> None:
         """Tell the taps which tokens from each start on stand for features."""
@@ -78,24 +84,27 @@ class ImageBackbone:
         spans: list[tuple[int, list[int]]] = []
         for row, (sequence, start) in enumerate(zip(sequences, starts, strict=True)):
             for image in sequence.images:
-                places = self._places(sequence, image)
-                first = sum(place < start for place in places)
-                end = sum(place < start + length for place in places)
+                positions = self._positions(sequence, image)
+                first = sum(position < start for position in positions)
+                end = sum(position < start + length for position in positions)
                 if first < end:
-                    spans.append((row, [place - start for place in places[first:end]]))
+                    spans.append((row, [position - start for position in positions[first:end]]))
                     rows += [row] * (end - first)
                     columns += spans[-1][1]
                     values.append(self._encoder.features(image)[first:end])
         if rows:
+            places = mx.array(rows), mx.array(columns)
             by_layer = mx.concatenate(values).split(len(self._taps), axis=1)
             for tap, own in zip(self._taps, by_layer, strict=True):
-                tap.place(Features(mx.array(rows), mx.array(columns), own))
+                tap.place(Features(*places, own))
+            if self._layer_inputs is not None:
+                self._layer_inputs.place(*places)
         if self._axes is not None:
             self._axes.place(sequences, starts, length)
         if self._attention is not None:
             self._attention.place(spans, len(sequences), length)
 
-    def _places(self, sequence: Sequence, image: PlacedImage) -> list[int]:
+    def _positions(self, sequence: Sequence, image: PlacedImage) -> list[int]:
         """Return the positions of the image's features, in their order."""
         tokens = range(image.start, image.end)
-        return [place for place in tokens if sequence.token_ids[place] in self._encoder.feature_ids]
+        return [position for position in tokens if sequence.token_ids[position] in self._encoder.feature_ids]

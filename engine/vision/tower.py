@@ -1,6 +1,7 @@
 """Load what comes before the language model in a model of mlx-vlm: the vision tower and its projector."""
 
 from collections.abc import Mapping
+from inspect import getattr_static
 from types import ModuleType
 from typing import Any
 
@@ -37,7 +38,7 @@ def load_tower(architecture: ModuleType, config: Config, stored: dict[str, mx.ar
     del model[_LANGUAGE_MODEL]
     weights = dict(stored)
     for part in (architecture.Model, architecture.VisionModel):
-        weights = part.sanitize(model, weights) if hasattr(part, "sanitize") else weights
+        weights = _sanitize(part, model, weights)
     own = {name: weight for name, weight in weights.items() if not name.startswith((_LANGUAGE_MODEL, "lm_head"))}
     if packed := next((name for name in own if name.endswith(("_packed", ".qweight"))), None):
         raise LoadError(f"{packed}: the weights of the vision tower are packed, expected MLX's form or floating point")
@@ -47,6 +48,17 @@ def load_tower(architecture: ModuleType, config: Config, stored: dict[str, mx.ar
     model.eval()
     mx.eval(model.parameters())
     return model  # type: ignore[no-any-return]
+
+
+def _sanitize(part: Any, model: Module, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Return the weights by the names of mlx-vlm, as a class of the architecture says, if it does."""
+    found = getattr_static(part, "sanitize", None)
+    if found is None:
+        return weights
+    named: dict[str, mx.array] = (
+        part.sanitize(weights) if isinstance(found, staticmethod) else part.sanitize(model, weights)
+    )
+    return named
 
 
 def _quantise(model: Module, config: Config, weights: Mapping[str, mx.array]) -> None:

@@ -25,7 +25,8 @@ def shown(engine: Engine, text: str, images: list[bytes]) -> tuple[list[int], tu
 
 
 def pixels(engine: Engine, data: bytes) -> np.ndarray:
-    return engine.chat.images.process(digest_of(data), data).arrays["pixels"]
+    arrays = engine.chat.images.process(digest_of(data), data).arrays
+    return arrays["pixels"] if "pixels" in arrays else arrays["patches"]
 
 
 def scored(engine: Engine, images: list[bytes], text: str = "look: [IMG] the fox", tail: str = TAIL) -> Sequence:

@@ -3,6 +3,7 @@
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
+unexport PYTHONDONTWRITEBYTECODE # each of the hundreds of processes of the tests would compile all modules
 # Debian packages Python without `venv`. As root, install it.
 DEBIAN_VENV = { test "$$(id -u)" = 0 && apt-get --version >/dev/null 2>&1 && apt-get update -qq && \
 	apt-get install -y -qq python3-venv && "$(PYTHON)" -m venv --clear .venv; }

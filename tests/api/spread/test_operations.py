@@ -1,6 +1,7 @@
 """What an operator sees and does of two servers together: metrics, the page, a pause, weights, adapters."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from redis import Redis
@@ -8,7 +9,9 @@ from redis import Redis
 from scorepool import store, wire
 from scorepool.api.metrics.queue_snapshot import ResultCacheState
 from scorepool.api.spread.spread_snapshots import add
-from tests.api.conftest import Serving, score
+from scorepool.store.object_store import ObjectStore
+from scorepool.store.result_store import path_of_lease
+from tests.api.conftest import Serving, eventually, score
 from tests.api.fake_worker import FakeWorker
 
 pytestmark = pytest.mark.anyio
@@ -38,6 +41,30 @@ async def test_metrics_add_the_servers_up(
     } <= lines
     assert ">demo<" in page
     assert ">big<" in page
+
+
+async def test_the_page_lists_and_ends_jobs_of_both_servers(spread: Serving, worker: FakeWorker, big: FakeWorker):
+    async with spread() as http:
+        ids = [(await http.post("/v1/jobs", json=score(model=model))).json()["id"] for model in ("demo", "big")]
+        page = (await http.get("/jobs")).text
+        assert [job_id for job_id in ids if f'href="/jobs/{job_id}"' in page] == ids
+        own = {"Origin": str(http.base_url), "Sec-Fetch-Site": "same-origin"}
+        replies = [await http.post(f"/jobs/{job_id}/cancel", headers=own) for job_id in ids]
+        assert [reply.status_code for reply in replies] == [303, 303]
+        statuses = [(await http.get(f"/v1/jobs/{job_id}")).json()["status"] for job_id in ids]
+    assert statuses == ["canceled", "canceled"]
+
+
+async def test_objects_of_both_servers_that_no_job_needs_are_deleted(
+    spread: Serving, redis: Redis, other: Redis, tmp_path: Path
+):
+    objects = ObjectStore(tmp_path.as_uri())
+    leases = {redis: f"{'a' * 32}:{'a' * 8}", other: f"{'b' * 32}:{'b' * 8}"}
+    for server, lease_key in leases.items():
+        objects.put(path_of_lease(lease_key), b"a result")
+        server.zadd(store.Keys.stored_results, {lease_key: 1})
+    async with spread(result_store=tmp_path.as_uri()):
+        await eventually(lambda: not any((tmp_path / path_of_lease(each)).exists() for each in leases.values()))
 
 
 def test_snapshots_are_added_field_by_field():

@@ -33,6 +33,11 @@ def test_an_id_names_its_server_and_keeps_its_form():
     assert [len(job_id) for job_id in ids] == [32] * 3
     assert [servers.of_job(job_id) for job_id in ids] == [0, 1, 2]
     assert servers.search_order(ids[2]) == [2, 0, 1]
+    # Of Sentinel the order of the hosts does not matter.
+    tags = [
+        load({"x": f"redis+sentinel://:hush@{hosts}/main/2"}).servers[1].tag for hosts in ("s1:1,s2:2", "s2:2,s1:1")
+    ]
+    assert tags[0] == tags[1] != load({"x": "redis+sentinel://s1:1,s2:2/main/3"}).servers[1].tag
     # The id does not change with the password, the options or the other models.
     assert load({"x": "redis://h2?socket_timeout=5"}).of_job(ids[2]) == 1
 

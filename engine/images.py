@@ -20,7 +20,15 @@ class Video:
     fps: float  # frames of a second
 
 
-Shown = bytes | Video  # the file of an image, or a video
+@dataclass(frozen=True, slots=True)
+class VideoFile:
+    """An MP4 or WebM file, of which frames are sampled."""
+
+    data: bytes
+    fps: float  # sampled frames of a second
+
+
+Shown = bytes | Video | VideoFile  # the file of an image, or a video
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,8 @@ def digest_of(data: Shown) -> str:
     """Return a digest of an image's file, or of a video."""
     if isinstance(data, bytes):
         return hashlib.blake2b(data, digest_size=20).hexdigest()
+    if isinstance(data, VideoFile):
+        return hashlib.blake2b(f"file {data.fps!r} ".encode() + data.data, digest_size=20).hexdigest()
     digest = hashlib.blake2b(f"video {data.fps!r}".encode(), digest_size=20)
     for frame in data.frames:
         digest.update(len(frame).to_bytes(8, "big") + frame)

@@ -32,6 +32,7 @@ class EngineSettings:
     certificates: str | None = None  # folder of certificates, beside those in the checkpoint: see certificate.py
     require_certificate: bool = False  # serve no model without one that fits
 
+    max_video_frames: int = 128  # that are sampled from the file of one video
     tool_parser: str = "auto"  # the format of calls, one of formats.TOOL_PARSERS; auto: what the model tells
     reasoning_parser: str = "auto"  # one of formats.REASONING_PARSERS
     tool_repair: bool = False  # read calls that a degraded model writes as text, in none of these formats

@@ -6,6 +6,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from scorepool.wire.image_header import FORMATS, ImageHeader, read_header
+from scorepool.wire.video_header import VIDEO_FORMATS, is_video_file
 
 MAX_IMAGES = 64  # of one job
 MAX_IMAGE_BYTES = 2**27
@@ -26,7 +27,8 @@ class Image(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_
         Meta(
             min_length=1,
             max_length=MAX_IMAGE_BYTES,
-            description=f"A {FORMATS} file, in JSON as base64. Of an animation its first frame is shown.",
+            description=f"A {FORMATS} file, in JSON as base64. Of an animation its first frame is shown. Or a video: "
+            f"an {VIDEO_FORMATS} file, of which `fps` frames a second are shown.",
         ),
     ] = b""
     url: (
@@ -63,10 +65,10 @@ class Image(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_
         if len(given) != 1:
             found = " and ".join(f"`{name}`" for name in given) or "none"
             raise ValueError(f"expected one of `data`, `url` and `frames`, found {found}")
-        if self.fps is not None and not self.frames:
-            raise ValueError("`fps` needs `frames`")
+        if self.fps is not None and not self.is_video:
+            raise ValueError("`fps` needs `frames`, or a video in `data`")
         num_pixels = 0
-        for index, file in enumerate(self.files):
+        for index, file in enumerate(self.images):
             try:
                 header = read_header(file)
                 check_size(header)
@@ -77,9 +79,14 @@ class Image(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_
             raise ValueError(f"expected `frames` of at most {MAX_VIDEO_PIXELS} pixels together, found {num_pixels}")
 
     @property
-    def files(self) -> list[bytes]:
-        """The image's file, or those of a video's frames; none of what is to be fetched."""
-        return self.frames or ([self.data] if self.data else [])
+    def is_video(self) -> bool:
+        """True for frames, and for the file of a video."""
+        return bool(self.frames) or is_video_file(self.data)
+
+    @property
+    def images(self) -> list[bytes]:
+        """The image's file, or those of a video's frames; none of what is sampled or fetched later."""
+        return self.frames or ([self.data] if self.data and not self.is_video else [])
 
 
 Images = Annotated[

@@ -43,6 +43,7 @@ def engine_settings(
             load_marks=str(settings.state_folder() / "loads"),
             certificates=str(settings.certificate_folder()),
             require_certificate=settings.require_certificate,
+            max_video_frames=settings.max_video_frames,
             tool_parser=settings.tool_parser,
             reasoning_parser=settings.reasoning_parser,
             tool_repair=settings.tool_repair,

@@ -8,8 +8,11 @@ from msgspec.structs import replace
 
 from scorepool import wire
 from scorepool.wire.image import MAX_FRAMES, MAX_URL_LENGTH
+from scorepool.wire.video_header import VIDEO_FORMATS, is_video_file
 
 _DATA_URL = re.compile(r"data:image/[A-Za-z0-9.+-]+((?:;[^;,]*)*),", re.IGNORECASE)
+_FILE_URL = re.compile(r"data:video/(mp4|webm);base64,", re.IGNORECASE)
+EXPECTED_VIDEO = "expected a video, as data:video/jpeg;base64,... with its frames, or as data:video/mp4;base64,..."
 _FRAMES_URL = re.compile(r"data:video/jpeg;base64,", re.IGNORECASE)
 EXPECTED = "expected a data URL, as data:image/png;base64,..., or one that begins with https://"
 
@@ -28,7 +31,10 @@ def to_image(url: str) -> wire.Image:
 
 def from_base64(text: str, place: str) -> wire.Image:
     """Return the image that base64 holds; `place` says where it stands. Raises ValueError."""
-    return wire.Image(data=_decoded(text, place))
+    data = _decoded(text, place)
+    if is_video_file(data):
+        raise ValueError("expected an image, found a video")
+    return wire.Image(data=data)
 
 
 def _decoded(text: str, place: str) -> bytes:
@@ -43,11 +49,14 @@ def _decoded(text: str, place: str) -> bytes:
 
 def to_video(url: str, fps: float | None) -> wire.Image:
     """Return the video of a data URL that holds frames, each in base64 after a comma. Raises ValueError."""
+    if match := _FILE_URL.match(url[:200]):
+        data = _decoded(url[match.end() :], "after the data URL's comma")
+        if not is_video_file(data):
+            raise ValueError(f"expected an {VIDEO_FORMATS} file, found bytes that begin with {data[:8].hex(' ')}")
+        return wire.Image(data=data, fps=fps)
     match = _FRAMES_URL.match(url[:200])
     if match is None:
-        raise ValueError(
-            f"expected the frames of a video, as data:video/jpeg;base64,...,..., found {wire.quote(url[:40])}"
-        )
+        raise ValueError(f"{EXPECTED_VIDEO}, found {wire.quote(url[:40])}")
     frames = [_decoded(frame, "after each comma") for frame in url[match.end() :].split(",", MAX_FRAMES)]
     if len(frames) > MAX_FRAMES:
         raise ValueError(f"expected a video of at most {MAX_FRAMES} frames, found more")

@@ -116,6 +116,8 @@ class FetchedImages:
             image = wire.Image(data=file)
         except ValueError as error:
             raise BadRequest(f"{name}: {error}", name) from None
+        if image.is_video:
+            raise BadRequest(f"{name}: expected an image, found a video: videos are not fetched", name)
         check_file(image, name, self._settings)
         request.num_bytes += len(file)
         most = self._settings.max_body_bytes

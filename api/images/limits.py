@@ -15,9 +15,10 @@ def check_file(image: wire.Image, field: str, settings: Settings) -> None:
             f"found {len(image.frames)}",
             field,
         )
-    for file in image.files:
+    for file in image.frames or [image.data]:
         if len(file) > settings.max_image_bytes:
             raise too_large(field, f"found {len(file)}", settings)
+    for file in image.images:
         try:
             check_size(read_header(file), settings.max_image_pixels, " (SCOREPOOL_MAX_IMAGE_PIXELS)")
         except ValueError as error:

@@ -51,7 +51,7 @@ def open_images(text_model: TextModel, settings: EngineSettings) -> OpenedImages
     if reason is None:
         try:
             with as_load_error("images"):
-                return _open(text_model)
+                return _open(text_model, settings.max_video_frames)
         except LoadError as error:
             reason = error.message
     log.warning("%s serves texts only, no images: %s", settings.model, reason)
@@ -71,14 +71,14 @@ def _reason(model_type: str, settings: EngineSettings) -> str | None:
     return None
 
 
-def _open(text_model: TextModel) -> OpenedImages:
+def _open(text_model: TextModel, max_video_frames: int) -> OpenedImages:
     config, canonical = text_model.config, canonical_config(text_model.config) or {}
     config = canonical | config | {"vision_config": config["vision_config"] | canonical.get("vision_config", {})}
     family = import_module(f"{_FAMILIES}.{config['model_type']}")
     model, folder = text_model.model, text_model.folder
     tower = family.Tower(config, checkpoint.stored_tensors(folder), checkpoint.main_dtype(model))
     images = family.Images(folder, config, text_model.tokenizer)
-    processor = import_module(f"{_VISION}.codec").ImageProcessor(images)
+    processor = import_module(f"{_VISION}.codec").ImageProcessor(images, max_video_frames)
     encoder = import_module(f"{_VISION}.encoder").ImageEncoder(tower, processor)
     backbone = ImageBackbone(model, text_model.split, encoder, images.injection)
     return OpenedImages(processor, backbone, tower.module)

@@ -8,8 +8,9 @@ from threading import Lock
 from PIL import Image, ImageOps
 
 from scorepool.engine.errors import InvalidRequest
-from scorepool.engine.images import ImageTokens, Shown, Video, digest_of
+from scorepool.engine.images import ImageTokens, Shown, VideoFile, digest_of
 from scorepool.engine.vision.family import FamilyImages, FamilyVideos, ProcessedImage
+from scorepool.engine.vision.video_file import SampledFrames
 
 MAX_BYTES = 2**28  # of processed images that are kept until their features are computed
 MAX_PIXELS = 2**26  # of one image; who gives images checks their headers against less
@@ -19,9 +20,9 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 class ImageProcessor:
     """The images of one model: an ImageCodec. Processes an image that was dropped again."""
 
-    def __init__(self, images: FamilyImages) -> None:
-        """Start without images."""
-        self._images = images
+    def __init__(self, images: FamilyImages, max_frames: int) -> None:
+        """Start without images. At most `max_frames` are sampled from the file of a video."""
+        self._images, self._max_frames = images, max_frames
         self.family, self.injection = images.name, images.injection
         self.marker, self.spelled_marker = images.marker, images.spelled_marker
         self.marker_id = images.marker_id
@@ -57,11 +58,17 @@ class ImageProcessor:
             return processed
 
     def _process(self, data: Shown) -> ProcessedImage:
-        if not isinstance(data, Video):
+        if isinstance(data, bytes):
             return self._images.process(decode(data))
         if self._videos is None:
             raise InvalidRequest(f"models of the family {self.family} take no videos; expected images, such as frames")
-        return self._videos.process(map(decode, data.frames), len(data.frames), data.fps)
+        if not isinstance(data, VideoFile):
+            return self._videos.process(map(decode, data.frames), len(data.frames), data.fps)
+        sampled = SampledFrames(data, self._max_frames)
+        try:
+            return self._videos.process(sampled, sampled.num_frames, data.fps)
+        finally:
+            sampled.close()
 
 
 def decode(data: bytes) -> Image.Image:

@@ -164,6 +164,7 @@ def test_a_video_of_a_chat_is_its_frames_in_their_place():
     assert wire.decode_request(wire.encode(job)) == job
 
 
+MP4 = base64.b64encode(b"\0\0\0\x18ftypmp42" + bytes(50)).decode()
 VAST = base64.b64encode(png_header(8000, 8000)).decode()
 VIDEO = "messages[0].content[0].video_url"
 CHAT, JOBS, PART = "/v1/chat/completions", "/v1/jobs", "messages[0].content[0].image_url"
@@ -188,7 +189,10 @@ BAD: list[tuple[str, dict[str, Any], int, str, str]] = [
     (CHAT, chat(video_part(f"data:video/jpeg;base64,{IMAGE},@")), 400, VIDEO, "base64 after each comma"),
     (CHAT, chat(video_part(f"data:video/jpeg;base64,{IMAGE},{HELLO}")), 400, VIDEO, "`frames[1]`: expected a PNG"),
     (CHAT, chat(video_part("data:video/jpeg;base64," + ",".join([IMAGE] * 769))), 400, VIDEO, "at most 768 frames"),
-    (CHAT, chat(video_part("https://example.com/a.mp4")), 400, VIDEO, "the frames of a video, as data:video/jpeg"),
+    (CHAT, chat(video_part(f"data:video/mp4;base64,{IMAGE}")), 400, VIDEO, "expected an MP4 or WebM file, found bytes"),
+    (CHAT, by_url(f"data:image/png;base64,{MP4}"), 400, PART, "expected an image, found a video"),
+    (CHAT, chat(video_part(f"data:video/mp4;base64,{MP4}"), model="demo"), 400, "messages[0].content", "no images"),
+    (CHAT, chat(video_part("https://example.com/a.mp4")), 400, VIDEO, "a video, as data:video/jpeg"),
     (CHAT, chat(video_part(f"data:video/jpeg;base64,{IMAGE}"), role="system"), 400, "messages[0].content", "an image"),
     (CHAT, by_url("file:///etc/passwd"), 400, PART, "a data URL"),
     (CHAT, by_url(data_url(png_header(1, 1))), 400, PART, "1 x 1"),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from scorepool import wire
 from scorepool.engine import ChatCodec, InvalidRequest
-from scorepool.engine.images import ImageTokens, PlacedImage, Shown, Video, expand
+from scorepool.engine.images import ImageTokens, PlacedImage, Shown, Video, VideoFile, expand
 from scorepool.wire.image import DEFAULT_FPS
 from scorepool.worker.inference.text_lengths import Steps, invalid_request
 
@@ -17,7 +17,7 @@ def check_images(request: wire.Request, codec: ChatCodec) -> None:
         if image.url is not None:
             raise invalid_request(field, "expected the file of an image in `data`: workers fetch nothing")
         if codec.images is not None:
-            if image.frames and codec.images.video_marker is None:
+            if image.is_video and codec.images.video_marker is None:
                 raise invalid_request(
                     field,
                     f"models of the family {codec.images.family} take no videos; expected images, such as frames of it",
@@ -28,7 +28,10 @@ def check_images(request: wire.Request, codec: ChatCodec) -> None:
 
 
 def _shown(image: wire.Image) -> Shown:
-    return Video(tuple(image.frames), image.fps or DEFAULT_FPS) if image.frames else image.data
+    fps = image.fps or DEFAULT_FPS
+    if image.frames:
+        return Video(tuple(image.frames), fps)
+    return VideoFile(image.data, fps) if image.is_video else image.data
 
 
 def with_markers(text: str, images: Sequence[wire.Image], codec: ChatCodec) -> str:
@@ -37,7 +40,7 @@ def with_markers(text: str, images: Sequence[wire.Image], codec: ChatCodec) -> s
         return text
     pieces, last = [], 0
     for image in images:
-        marker = codec.images.video_marker if image.frames else codec.images.spelled_marker
+        marker = codec.images.video_marker if image.is_video else codec.images.spelled_marker
         pieces += [text[last : image.at], marker or ""]
         last = image.at
     return "".join((*pieces, text[last:]))
@@ -56,7 +59,7 @@ def expand_markers(
         return token_ids, ()
     found: list[ImageTokens] = []
     for field, image in images:
-        yield CHARACTERS_PER_IMAGE * len(image.files)
+        yield CHARACTERS_PER_IMAGE * max(1, len(image.frames))
         try:
             found.append(codec.images.tokens_of(_shown(image)))
         except InvalidRequest as error:

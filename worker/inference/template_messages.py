@@ -45,7 +45,7 @@ def _content(message: wire.Message) -> str | list[dict[str, str]]:
     for image in message.images:
         parts += [
             {"type": "text", "text": message.content[last : image.at]},
-            {"type": "video" if image.frames else "image"},
+            {"type": "video" if image.is_video else "image"},
         ]
         last = image.at
     parts.append({"type": "text", "text": message.content[last:]})

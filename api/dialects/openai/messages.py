@@ -69,11 +69,19 @@ class VideoUrl(Struct, frozen=True, kw_only=True, dict=True):
         str,
         Meta(
             max_length=MAX_URL_LENGTH,
-            description="A data URL of its frames, as vLLM's clients write it: `data:video/jpeg;base64,...,...`.",
+            description="A data URL of its frames, as vLLM's clients write it: `data:video/jpeg;base64,...,...`; or of "
+            "its file: `data:video/mp4;base64,...`, or webm.",
         ),
     ]
     fps: (
-        Annotated[float, Meta(gt=0, le=1000, description=f"Frames of a second. null is {DEFAULT_FPS:g}. An addition.")]
+        Annotated[
+            float,
+            Meta(
+                gt=0,
+                le=1000,
+                description=f"Frames of a second; of a file, those that are sampled. null: {DEFAULT_FPS:g}.",
+            ),
+        ]
         | None
     ) = None
 

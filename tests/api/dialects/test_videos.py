@@ -14,7 +14,9 @@ from scorepool.local.stack import Stack
 from tests.images import image_bytes
 
 pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
+pytest.importorskip("av", reason="the extra `vision` is not installed")
 from tests.tiny_vision import build_qwen2_5_vl
+from tests.videos import video_bytes
 
 FRAMES = [image_bytes(32, 24, shade=shade, kind="JPEG") for shade in (0, 40, 90)]
 URL = "data:video/jpeg;base64," + ",".join(base64.b64encode(frame).decode() for frame in FRAMES)
@@ -46,6 +48,19 @@ def test_openais_sdk_shows_a_video_and_learns_how_many_frames_were_shown(watchin
     assert without.usage.prompt_tokens_details is None
     first, other = (each.choices[0].logprobs.content[0].logprob for each in (answer, slower))
     assert first != other  # positions follow its time
+
+
+def test_frames_of_files_are_sampled_and_counted(watching: Stack):
+    data = video_bytes([0, 60, 120, 180], rate=2, width=32, height=24)
+    hours = video_bytes([0, 9], times=[0, 36_000], width=32, height=24)
+    url, long_url = (f"data:video/mp4;base64,{base64.b64encode(each).decode()}" for each in (data, hours))
+    with OpenAI(base_url=f"{watching.url}/v1", api_key="unused", max_retries=0) as sdk, Client(watching.url) as client:
+        answers = [ask(sdk, {"type": "video_url", "video_url": {"url": url, "fps": fps}}) for fps in (1, 2, 0.1)]
+        native = client.generate("see", "It is", images=[Image(data=data)], max_tokens=1)
+        with pytest.raises(openai.BadRequestError, match=r"lasts 3600\d.* s; expected at most 3600"):
+            ask(sdk, {"type": "video_url", "video_url": {"url": long_url}})
+    assert [answer.usage.prompt_tokens_details.video_frames for answer in answers] == [2, 4, 1]
+    assert native.usage.video_frames == 4
 
 
 def test_native_jobs_show_videos(watching: Stack):

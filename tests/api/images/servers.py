@@ -17,6 +17,7 @@ FILES: dict[str, tuple[int, dict[str, str], bytes]] = {
     "/b.png": (200, {"content-type": "image/png"}, image_bytes(shade=9)),
     "/typed.html": (200, {"content-type": "text/html"}, PNG),
     "/page.png": (200, {"content-type": "image/png"}, b"<html>no image</html>"),
+    "/film.png": (200, {"content-type": "image/png"}, b"\0\0\0\x18ftypmp42" + bytes(100)),
     "/empty.png": (200, {"content-type": "image/png"}, b""),
     "/cut.png": (200, {"content-type": "image/png", "content-length": "15000"}, PNG),
     "/claims.png": (200, {"content-type": "image/png", "content-length": str(2**40)}, PNG),

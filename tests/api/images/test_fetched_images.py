@@ -129,6 +129,7 @@ async def test_no_address_inside_is_reached(
     ("path", "status", "says"),
     [
         ("/page.png", 400, "expected a PNG, JPEG, WebP or GIF image, found bytes that begin with 3c 68"),
+        ("/film.png", 400, "expected an image, found a video: videos are not fetched"),
         ("/empty.png", 400, "found none"),
         ("/cut.png", 400, "no image came from 127.0.0.1"),
         ("/claims.png", 413, "SCOREPOOL_MAX_IMAGE_BYTES"),

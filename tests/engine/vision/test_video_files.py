@@ -1,0 +1,96 @@
+"""Files of videos: which frames are sampled, and what is refused before anything is decoded."""
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scorepool.engine import Engine, EngineSettings, InvalidRequest
+from scorepool.engine.images import Video, VideoFile, digest_of
+
+pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
+pytest.importorskip("av", reason="the extra `vision` is not installed")
+from scorepool.engine.vision import video_file
+from scorepool.engine.vision.video_file import SampledFrames
+from tests.tiny_vision import build_qwen2_5_vl
+from tests.videos import audio_bytes, video_bytes
+
+LEVELS = list(range(0, 240, 4))  # two seconds
+
+
+def levels(data: bytes, fps: float, max_frames: int = 128) -> list[int]:
+    """Return the brightness of the sampled frames."""
+    sampled = SampledFrames(VideoFile(data, fps), max_frames)
+    found = [round(float(np.asarray(frame, np.float32).mean())) for frame in sampled]
+    assert len(found) == sampled.num_frames
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "codec"), [("mp4", "libx264"), ("mp4", "mpeg4"), ("webm", "libvpx"), ("webm", "libvpx-vp9")]
+)
+def test_a_frame_is_the_one_on_show_at_its_time(kind: str, codec: str):
+    data = video_bytes(LEVELS, kind=kind, codec=codec)
+    assert levels(data, 2.0) == pytest.approx([LEVELS[index] for index in (0, 15, 30, 45)], abs=3)
+    assert len(levels(data, 30.0)) == len(LEVELS)
+    assert levels(data, 0.1) == pytest.approx([0], abs=3)
+
+
+def test_frames_that_last_are_sampled_again():
+    data = video_bytes([40, 120, 200], times=[0, 1.0, 1.1])
+    assert levels(data, 4.0)[:5] == pytest.approx([40, 40, 40, 40, 120], abs=3)
+    assert levels(video_bytes([80]), 2.0) == pytest.approx([80], abs=3)
+
+
+def test_a_file_is_shown_as_its_frames_are(tmp_path: Path):
+    build_qwen2_5_vl(tmp_path)
+    data, frames = video_bytes(LEVELS), []
+    for frame in SampledFrames(VideoFile(data, 2.0), 128):
+        file = io.BytesIO()
+        frame.save(file, "PNG")
+        frames.append(file.getvalue())
+    engine = Engine(EngineSettings(model=str(tmp_path), max_video_frames=4))
+    try:
+        codec = engine.chat.images
+        of_file, of_frames = (codec.tokens_of(each) for each in (VideoFile(data, 2.0), Video(tuple(frames), 2.0)))
+        pixels = [codec.process(each.digest, each.data).arrays["pixels"] for each in (of_file, of_frames)]
+        with pytest.raises(InvalidRequest, match=r"has 8 frames at 4 a second; .* 4 \(SCOREPOOL_MAX_VIDEO_FRAMES\)"):
+            codec.tokens_of(VideoFile(data, 4.0))
+    finally:
+        engine.close()
+    assert np.array_equal(*pixels)
+    assert (of_file.token_ids, of_file.times, of_file.num_frames) == (of_frames.token_ids, of_frames.times, 4)
+    assert len({of_file.digest, of_frames.digest, digest_of(VideoFile(data, 3.0)), digest_of(data)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (video_bytes([0, 9], times=[0, 36_000]), "lasts 36000.* s; expected at most 3600"),
+        (video_bytes([0, 9], times=[0, 3000]), r"frames at 2 a second; expected at most 128 \(SCOREPOOL_MAX_VIDEO_"),
+        (video_bytes([0], width=4096, height=2304, codec="mpeg4"), "frames of 4096 x 2304 pixels; expected at most"),
+        (audio_bytes(), "has no pictures"),
+        (b"\x00\x00\x00\x18ftypmp42" + bytes(100), "cannot be decoded"),
+        (b"\x1aE\xdf\xa3" + os.urandom(1000), "cannot be decoded"),
+        (video_bytes(LEVELS)[:400], "cannot be decoded"),
+        (video_bytes([0, 9], codec="mjpeg", kind="mov").replace(b"ftypqt  ", b"ftypmp42"), "is coded as mjpeg"),
+    ],
+)  # fmt: skip
+def test_what_costs_too_much_or_is_no_video_is_refused(data: bytes, says: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(SampledFrames, "_decoded", None)  # nothing is decoded
+    with pytest.raises(InvalidRequest, match=says):
+        SampledFrames(VideoFile(data, 2.0), 128)
+
+
+def test_a_file_that_claims_less_than_it_has_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(video_file, "MAX_DECODED_PIXELS", 64 * 48 * 20)
+    with pytest.raises(InvalidRequest, match=r"has \d+ pixels to decode; expected at most 61440"):
+        SampledFrames(VideoFile(video_bytes(LEVELS), 2.0), 128)
+    monkeypatch.setattr(video_file, "_seconds", lambda container, stream: 0.5)
+    assert len(levels(video_bytes(LEVELS), 2.0)) == 1
+    sampled = SampledFrames(VideoFile(video_bytes(LEVELS), 2.0), 128)
+    sampled.num_frames = 4  # what a header may say
+    with pytest.raises(InvalidRequest, match="pixels to decode"):
+        list(sampled)

@@ -40,8 +40,9 @@ class Stream:
             body = {"model": "demo", "prompt": "a", "stream": True}
             request = self._http.post("/v1/completions", json=body)
         self.reply = asyncio.create_task(request)
-        self._waiting = self._http._transport.app.state.scorepool.waiting  # type: ignore[attr-defined]
-        await eventually(lambda: len(self._waiting) and self._worker.waiting())
+        state = self._http._transport.app.state.scorepool  # type: ignore[attr-defined]
+        self._reader = state.parts[0].reader
+        await eventually(lambda: len(state.waiting) and self._worker.waiting())
         (self._job_id,) = self._worker.waiting()
         self._worker.start(self._job_id)
 
@@ -63,7 +64,7 @@ class Stream:
 
         The API reads what was written before: tokens that it reads with the end may come in the result's event.
         """
-        await eventually(lambda: self._waiting._positions[store.TOKENS] == self._last_entry.decode())
+        await eventually(lambda: self._reader._positions[store.TOKENS] == self._last_entry.decode())
         (sequence,) = COMPLETED.sequences
         ids = list(text.encode())
         token_bytes = [bytes([token]) for token in ids]

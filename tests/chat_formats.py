@@ -256,6 +256,114 @@ FORMATS = {
     ),
 }
 
+JSON_LOOK = '{"name": "look", "arguments": {"place": "Zürich"}}'
+JSON_COUNT = '{"name": "count_up", "arguments": {"x": 1}}'
+STEP_LOOK = (
+    '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="look"><steptml:parameter name="place">Zürich'
+    "</steptml:parameter></steptml:invoke><｜tool_call_end｜>"
+)
+STEP_COUNT = (
+    '<｜tool_call_begin｜><steptml:invoke name="count_up"><steptml:parameter name="x">1</steptml:parameter>'
+    "</steptml:invoke><｜tool_call_end｜>"
+)
+FORMATS |= {
+    "cohere_command3": FormatSample(
+        tokens=tuple(f"<|{side}_{part}|>" for side in ("START", "END") for part in ("THINKING", "RESPONSE", "ACTION")),
+        template_hint="<|START_ACTION|> <|END_ACTION|>",
+        reasoning=("<|START_THINKING|>", "<|END_THINKING|>"),
+        content=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        look='<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "look", "parameters": {"place": "Zürich"}}\n]'
+        "<|END_ACTION|>",
+        count='<|START_ACTION|>[{"tool_call_id": "1", "tool_name": "count_up", "parameters": {"x": 1}}]<|END_ACTION|>',
+        both='<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "look", "parameters": {"place": "Zürich"}},\n'
+        '    {"tool_call_id": "1", "tool_name": "count_up", "parameters": {"x": 1}}\n]<|END_ACTION|>',
+        invalid="<|START_ACTION|>[look]<|END_ACTION|>",
+    ),
+    "apertus": FormatSample(
+        tokens=("<|inner_prefix|>", "<|inner_suffix|>", "<|tools_prefix|>", "<|tools_suffix|>"),
+        template_hint="<|tools_prefix|> <|tools_suffix|>",
+        reasoning=("<|inner_prefix|>", "<|inner_suffix|>"),
+        look='<|tools_prefix|>[{"look": {"place": "Zürich"}}]<|tools_suffix|>',
+        count='<|tools_prefix|>[{"count_up": {"x": 1}}]<|tools_suffix|>',
+        both='<|tools_prefix|>[{"look": {"place": "Zürich"}}, {"count_up": {"x": 1}}]<|tools_suffix|>',
+        invalid="<|tools_prefix|>[look]<|tools_suffix|>",
+    ),
+    "internlm": FormatSample(
+        tokens=("<|action_start|>", "<|action_end|>", "<|plugin|>"),
+        template_hint="<|action_start|> <|plugin|>",
+        reasoning=("", ""),
+        look='<|action_start|><|plugin|>\n{"name": "look", "parameters": {"place": "Zürich"}}<|action_end|>',
+        count='<|action_start|><|plugin|>{"name": "count_up", "parameters": {"x": 1}}<|action_end|>',
+        invalid="<|action_start|><|plugin|>look<|action_end|>",
+    ),
+    "inkling": FormatSample(
+        tokens=(
+            "<|message_model|>",
+            "<|content_text|>",
+            "<|content_thinking|>",
+            "<|content_invoke_tool_json|>",
+            "<|end_message|>",
+        ),
+        template_hint="<|content_invoke_tool_json|>",
+        generation_prompt="<|message_model|>",
+        opened="<|message_model|>",
+        reasoning=("<|message_model|><|content_thinking|>", "<|end_message|>"),
+        content=("<|message_model|><|content_text|>", "<|end_message|>"),
+        look='<|message_model|>look<|content_invoke_tool_json|>{"name": "look", "args": {"place": "Zürich"}}'
+        "<|end_message|>",
+        count='<|message_model|><|content_invoke_tool_json|>{"name": "count_up", "args": {"x": 1}}<|end_message|>',
+        invalid="<|message_model|><|content_invoke_tool_json|>look<|end_message|>",
+    ),
+    "hy_v3": FormatSample(
+        tokens=(
+            "+<think>",
+            "+</think>",
+            *(f"<{end}{tag}>" for tag in ("tool_calls", "tool_call", "arg_key", "arg_value") for end in ("", "/")),
+            "<tool_sep>",
+        ),
+        template_hint="<tool_calls> <tool_sep> <arg_key>",
+        look="<tool_calls>\n<tool_call>look<tool_sep>\n<arg_key>place</arg_key>\n<arg_value>Zürich</arg_value>\n"
+        "</tool_call>\n</tool_calls>",
+        count="<tool_calls><tool_call>count_up<tool_sep><arg_key>x</arg_key><arg_value>1</arg_value></tool_call>"
+        "</tool_calls>",
+        both="<tool_calls>\n<tool_call>look<tool_sep>\n<arg_key>place</arg_key>\n<arg_value>Zürich</arg_value>\n"
+        "</tool_call>\n<tool_call>count_up<tool_sep>\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n"
+        "</tool_calls>",
+        invalid="<tool_calls>what is this</tool_calls>",
+    ),
+    "solar_open2": FormatSample(
+        tokens=(
+            *(f"<|{part}|>" for part in ("think:start", "think:end", "tool_call:start", "tool_call:end")),
+            *(f"<|tool_arg:{part}|>" for part in ("start", "value", "end")),
+        ),
+        template_hint="<|tool_call:start|> <|tool_call:end|> <|tool_arg:start|>",
+        reasoning=("<|think:start|>", "<|think:end|>"),
+        look="<|tool_call:start|>look\n<|tool_arg:start|>place<|tool_arg:value|>Zürich<|tool_arg:end|>\n"
+        "<|tool_call:end|>",
+        count="<|tool_call:start|>count_up\n<|tool_arg:start|>x<|tool_arg:value|>1<|tool_arg:end|><|tool_call:end|>",
+        invalid="<|tool_call:start|>what is this<|tool_call:end|>",
+    ),
+    "step3": FormatSample(
+        tokens=(
+            "+<think>",
+            "+</think>",
+            *(f"<｜tool_{part}｜>" for part in ("calls_begin", "calls_end", "call_begin", "call_end", "sep")),
+        ),
+        template_hint="<｜tool_calls_begin｜> <steptml:invoke",
+        look=f"<｜tool_calls_begin｜>{STEP_LOOK}<｜tool_calls_end｜>",
+        count=f"<｜tool_calls_begin｜>{STEP_COUNT}<｜tool_calls_end｜>",
+        both=f"<｜tool_calls_begin｜>{STEP_LOOK}<｜tool_sep｜>{STEP_COUNT}<｜tool_calls_end｜>",
+        invalid="<｜tool_calls_begin｜>look<｜tool_calls_end｜>",
+    ),
+    "ernie45": FormatSample(
+        tokens=("+<think>", "+</think>", "+<response>", "+</response>", "+<tool_call>", "+</tool_call>"),
+        template_hint="<tool_call> tool_call.name <response>",
+        content=("<response>", "</response>"),
+        look=f"<tool_call>\n{JSON_LOOK}\n</tool_call>",
+        count=f"<tool_call>{JSON_COUNT}</tool_call>",
+        invalid='<tool_call>{"name": "look", "arguments": {</tool_call>',
+    ),
+}
 
 # Calls begin with a text that is no token, at the beginning of an answer or after its reasoning.
 OPENED_FORMATS = {
@@ -304,6 +412,14 @@ OPENED_FORMATS = {
         both='<function=look>{"place": "Zürich"}</function><function=count_up>{"x": 1}</function>',
         invalid='<function=look>{"place": "Zürich"}',
     ),
+    "xlam": FormatSample(
+        template_hint='{"name": "tool_call_name", "arguments"',
+        reasoning=("", ""),
+        look=f"[{JSON_LOOK}]",
+        count=f"[{JSON_COUNT}]",
+        both=f"[{JSON_LOOK}, {JSON_COUNT}]",
+        invalid='[{"name": "look"}',
+    ),
     "llama4_pythonic": FormatSample(
         tokens=("<|header_start|>", "<|header_end|>", "<|python_start|>", "<|python_end|>"),
         template_hint="<|header_start|> [func_name1(",
@@ -332,6 +448,9 @@ DSML_COUNT = (
     '<｜DSML｜invoke name="count_up">\n<｜DSML｜parameter name="x" string="false">1</｜DSML｜parameter>\n'
     "</｜DSML｜invoke>\n"
 )
+M3 = "]<]minimax[>["
+M3_LOOK = f'{M3}<invoke name="look">{M3}<place>Zürich{M3}</place>{M3}</invoke>\n'
+M3_COUNT = f'{M3}<invoke name="count_up">{M3}<x>1{M3}</x>{M3}</invoke>\n'
 # Calls begin with a text that is no token of its own, anywhere in an answer.
 TEXT_FORMATS = {
     "deepseek_v32": FormatSample(
@@ -361,6 +480,50 @@ TEXT_FORMATS = {
         count='>>>count_up\n{"x": 1}',
         both='>>>look\n{"place": "Zürich"}>>>count_up\n{"x": 1}',
         invalid='>>>look\n{"place": "Zürich"',
+    ),
+    "minimax_m3": FormatSample(
+        tokens=("<mm:think>", "</mm:think>", "]<]minimax[>["),
+        template_hint="]<]minimax[>[ <tool_call>",
+        reasoning=("<mm:think>", "</mm:think>"),
+        look=f"{M3}<tool_call>\n{M3_LOOK}{M3}</tool_call>",
+        count=f"{M3}<tool_call>{M3_COUNT}{M3}</tool_call>",
+        both=f"{M3}<tool_call>\n{M3_LOOK}{M3_COUNT}{M3}</tool_call>",
+        invalid=f"{M3}<tool_call>\n{M3}</x>{M3}</tool_call>",
+    ),
+    "hunyuan_a13b": FormatSample(
+        template_hint="<tool_calls> <answer>",
+        reasoning=("", ""),
+        look=f"<tool_calls>[{JSON_LOOK}]</tool_calls>",
+        count=f"<tool_calls>[{JSON_COUNT}]</tool_calls>",
+        both=f"<tool_calls>[{JSON_LOOK}, {JSON_COUNT}]</tool_calls>",
+        invalid="<tool_calls>[look]</tool_calls>",
+    ),
+    "granite-20b-fc": FormatSample(
+        template_hint="<function_call> <|function_call_library|>",
+        reasoning=("", ""),
+        look=f"<function_call> {JSON_LOOK}",
+        count=f"<function_call>{JSON_COUNT}",
+        both=f"<function_call> {JSON_LOOK}\n<function_call> {JSON_COUNT}",
+        invalid="<function_call> look",
+    ),
+    "gigachat3": FormatSample(
+        tokens=("<|message_sep|>\n\n", "<|role_sep|>\n"),
+        template_hint="<|role_sep|> function call",
+        generation_prompt="assistant<|role_sep|>\n",
+        reasoning=("", ""),
+        look=f"<|message_sep|>\n\nfunction call<|role_sep|>\n{JSON_LOOK}<|message_sep|>\n\n",
+        count=f"<|message_sep|>\n\nfunction call<|role_sep|>\n{JSON_COUNT}",
+        both=f"<|message_sep|>\n\nfunction call<|role_sep|>\n{JSON_LOOK}<|message_sep|>\n\n"
+        f"function call<|role_sep|>\n{JSON_COUNT}",
+        invalid="<|message_sep|>\n\nfunction call<|role_sep|>\nlook",
+    ),
+    "olmo3": FormatSample(
+        template_hint="<function_calls> </function_calls>",
+        reasoning=("", ""),
+        look='<function_calls>look(place="Zürich")</function_calls>',
+        count="<function_calls>\ncount_up(x=1)\n</function_calls>",
+        both='<function_calls>look(place="Zürich")\ncount_up(x=1)</function_calls>',
+        invalid="<function_calls>look(place)</function_calls>",
     ),
 }
 SAMPLES = FORMATS | OPENED_FORMATS | TEXT_FORMATS

@@ -59,6 +59,15 @@ _MARKERS += [
 ]
 _MARKERS += ["<longcat_arg_key>", "</longcat_arg_value>", "</seed:tool_call>", "[look(x=1)]", "<|start|>", "<|end|>"]
 _MARKERS += ["</｜DSML｜parameter>", "<｜DSML｜tool_calls>", "</｜DSML｜function_calls>", ">>>", ">>> look"]
+_MARKERS += [
+    "<tool_calls>",
+    "<function_call>",
+    "<function_calls>",
+    "<|END_ACTION|>",
+    "<|tools_suffix|>",
+    "[{",
+    "]<]minimax[>[</x>",
+]
 _NAMES = ["look", "count_up", "get_weather", "search", "f", "zoom_in_2", "send_email", "x"]
 _KEYS = ["place", "x", "unit", "deep", "a_b", "query", "Limit", "n1"]
 

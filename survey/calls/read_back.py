@@ -97,7 +97,7 @@ def _read_one(
     }
     found.turns, found.calls, found.tokens = (
         found.turns + 1,
-        found.calls + len(turn.calls),
+        found.calls + len(turn.calls[:1] if writer.is_one else turn.calls),
         found.tokens + len(token_ids),
     )
     for name, is_wrong in wrong.items():
@@ -108,7 +108,8 @@ def _read_one(
 
 def _expected_calls(turn: Turn, writer: Writer) -> list[tuple[str, Any]]:
     """Return the calls that should be read: those that are written as text once each."""
-    calls = [(name, without_split(arguments)) for name, arguments in turn.calls]
+    given = turn.calls[:1] if writer.is_one else turn.calls
+    calls = [(name, without_split(arguments)) for name, arguments in given]
     return [call for index, call in enumerate(calls) if not writer.is_text or call not in calls[:index]]
 
 

@@ -4,10 +4,12 @@ Nothing here is shared with the code that reads them. `tests/survey/test_calls.p
 """
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+_M3 = "]<]minimax[>["
 Calls = list[tuple[str, dict[str, Any]]]
 
 
@@ -16,6 +18,7 @@ class Writer:
     calls: Callable[[Calls], str]
     sample: str  # the format's name in tests/chat_formats.py: its tokens, and its markers around reasoning and content
     is_opened: bool = False  # calls stand at the beginning of an answer only
+    is_one: bool = False  # an answer has one call
     is_text: bool = False  # no format: what a degraded model writes, which is read where a setting asks for it
     cannot_write: str = ""  # a regular expression: strings with a match have two readings in the format
 
@@ -118,12 +121,15 @@ def _python_value(value: Any) -> str:
             return repr(value)
 
 
-def _pythonic(calls: Calls) -> str:
-    written = [
+def _python_calls(calls: Calls) -> list[str]:
+    return [
         f"{name}({', '.join(f'{key}={_python_value(value)}' for key, value in arguments.items())})"
         for name, arguments in calls
     ]
-    return f"[{', '.join(written)}]"
+
+
+def _pythonic(calls: Calls) -> str:
+    return f"[{', '.join(_python_calls(calls))}]"
 
 
 def _kimi_k2(calls: Calls) -> str:
@@ -132,6 +138,55 @@ def _kimi_k2(calls: Calls) -> str:
         for index, (name, arguments) in enumerate(calls)
     )
     return f"<|tool_calls_section_begin|>{written}<|tool_calls_section_end|>"
+
+
+def _minimax_m3_value(value: Any) -> str:
+    match value:
+        case dict():
+            return "".join(f"{_M3}<{key}>{_minimax_m3_value(each)}{_M3}</{key}>" for key, each in value.items())
+        case list():
+            return "".join(f"{_M3}<item>{_minimax_m3_value(each)}{_M3}</item>" for each in value)
+        case _:
+            return _raw(value)
+
+
+def _minimax_m3(calls: Calls) -> str:
+    written = "".join(
+        f'{_M3}<invoke name="{name}">{_minimax_m3_value(arguments)}{_M3}</invoke>\n' for name, arguments in calls
+    )
+    return f"{_M3}<tool_call>\n{written}{_M3}</tool_call>"
+
+
+def _hy_v3(calls: Calls) -> str:
+    written = ""
+    for name, arguments in calls:
+        pairs = "".join(
+            f"<arg_key>{key}</arg_key>\n<arg_value>{_raw(value)}</arg_value>\n" for key, value in arguments.items()
+        )
+        written += f"<tool_call>{name}<tool_sep>\n{pairs}</tool_call>\n"
+    return f"<tool_calls>\n{written}</tool_calls>"
+
+
+def _solar_open2(calls: Calls) -> str:
+    written = []
+    for name, arguments in calls:
+        pairs = "".join(
+            f"<|tool_arg:start|>{key}<|tool_arg:value|>{_raw(value)}<|tool_arg:end|>\n"
+            for key, value in arguments.items()
+        )
+        written.append(f"<|tool_call:start|>{name}\n{pairs}<|tool_call:end|>")
+    return "\n".join(written)
+
+
+def _step3(calls: Calls) -> str:
+    written = []
+    for name, arguments in calls:
+        pairs = "".join(
+            f'<steptml:parameter name="{key}">{_raw(value)}</steptml:parameter>' for key, value in arguments.items()
+        )
+        invoked = f'<steptml:invoke name="{name}">{pairs}</steptml:invoke>'
+        written.append(f"<｜tool_call_begin｜>function<｜tool_sep｜>{invoked}<｜tool_call_end｜>")
+    return f"<｜tool_calls_begin｜>{''.join(written)}<｜tool_calls_end｜>"
 
 
 def _deepseek_v3(calls: Calls) -> str:
@@ -172,6 +227,15 @@ def _list_between(before: str, after: str) -> Callable[[Calls], str]:
     return lambda calls: f"{before}[{', '.join(_objects(calls))}]{after}"
 
 
+def _cohere(calls: Calls) -> str:
+    objects = (
+        f'    {{"tool_call_id": "{index}", "tool_name": {to_json(name)}, "parameters": {to_json(given)}}}'
+        for index, (name, given) in enumerate(calls)
+    )
+    joined = ",\n".join(objects)
+    return f"<|START_ACTION|>[\n{joined}\n]<|END_ACTION|>"
+
+
 def _calling_tool(calls: Calls) -> str:
     return "".join(f"\n[Calling tool: {name}({to_json(arguments)})]" for name, arguments in calls)
 
@@ -188,13 +252,25 @@ _PARAMETER_END = r"</parameter>\s*(<parameter|</function|</invoke)"
 _DSML_END = r"</｜DSML｜(parameter>\s*(<|$)|\w+_calls>)"
 _PAIR_END = r"</(longcat_)?arg_value>\s*(<|$)"
 _QUOTE_END = r'(<\|"\|>|<escape>)\s*([,\]})=:]|$)'
+_OF_GIGACHAT = "<|message_sep|>\n\nfunction call<|role_sep|>\n"
 WRITERS = {
+    "apertus": Writer(
+        calls=lambda calls: (
+            f"<|tools_prefix|>[{', '.join(to_json({name: given}) for name, given in calls)}]<|tools_suffix|>"
+        ),
+        sample="apertus",
+    ),
+    "cohere_command3": Writer(calls=_cohere, sample="cohere_command3"),
     "deepseek_v3": Writer(calls=_deepseek_v3, sample="deepseek_v3"),
     "deepseek_v31": Writer(calls=_deepseek_v31, sample="deepseek_v31"),
     "deepseek_v32": Writer(
         calls=lambda calls: _dsml(calls, "function_calls"), sample="deepseek_v32", cannot_write=_DSML_END
     ),
     "deepseek_v4": Writer(calls=lambda calls: _dsml(calls, "tool_calls"), sample="deepseek_v4", cannot_write=_DSML_END),
+    "ernie45": Writer(
+        calls=lambda calls: "".join(f"\n<tool_call>\n{each}\n</tool_call>\n" for each in _objects(calls)),
+        sample="ernie45",
+    ),
     "functiongemma": Writer(
         calls=lambda calls: _gemma(calls, "<start_function_call>", "<end_function_call>", "<escape>"),
         sample="function_gemma",
@@ -213,10 +289,33 @@ WRITERS = {
         sample="gemma4",
         cannot_write=_QUOTE_END,
     ),
+    "gigachat3": Writer(
+        calls=lambda calls: _OF_GIGACHAT + _objects(calls)[0] + "<|message_sep|>\n\n", sample="gigachat3", is_one=True
+    ),
     "glm45": Writer(calls=_glm45, sample="glm47", cannot_write=_PAIR_END),
     "glm47": Writer(calls=lambda calls: _in_one_line(calls, ""), sample="glm47", cannot_write=_PAIR_END),
     "granite": Writer(calls=_list_between("<|tool_call|>", ""), sample="granite"),
+    "granite-20b-fc": Writer(
+        calls=lambda calls: "\n".join(f"<function_call> {each}" for each in _objects(calls)),
+        sample="granite-20b-fc",
+    ),
     "hermes": Writer(calls=_hermes, sample="json_tools"),
+    "hunyuan_a13b": Writer(
+        calls=_list_between("<tool_calls>", "</tool_calls>"), sample="hunyuan_a13b", cannot_write="</tool_calls>"
+    ),
+    "hy_v3": Writer(calls=_hy_v3, sample="hy_v3", cannot_write=_PAIR_END),
+    "inkling": Writer(
+        calls=lambda calls: "".join(
+            f"<|message_model|><|content_invoke_tool_json|>{each}<|end_message|>" for each in _objects(calls, "args")
+        ),
+        sample="inkling",
+    ),
+    "internlm": Writer(
+        calls=lambda calls: "\n".join(
+            f"<|action_start|><|plugin|>\n{each}<|action_end|>" for each in _objects(calls, "parameters")
+        ),
+        sample="internlm",
+    ),
     "jamba": Writer(calls=_list_between("<tool_calls>", "</tool_calls>"), sample="jamba", is_opened=True),
     "kimi_k2": Writer(calls=_kimi_k2, sample="kimi_k2"),
     "lfm2": Writer(calls=lambda calls: f"<|tool_call_start|>{_pythonic(calls)}<|tool_call_end|>", sample="lfm2"),
@@ -226,12 +325,18 @@ WRITERS = {
     "llama4_pythonic": Writer(calls=_pythonic, sample="llama4_pythonic", is_opened=True),
     "longcat": Writer(calls=lambda calls: _in_one_line(calls, "longcat_"), sample="longcat", cannot_write=_PAIR_END),
     "minimax_m2": Writer(calls=_minimax_m2, sample="minimax_m2", cannot_write=_PARAMETER_END),
+    "minimax_m3": Writer(calls=_minimax_m3, sample="minimax_m3", cannot_write=re.escape(_M3)),
     "mistral": Writer(
         calls=lambda calls: "".join(f"[TOOL_CALLS]{name}[ARGS]{to_json(given)}" for name, given in calls),
         sample="mistral",
     ),
     "mistral, older": Writer(calls=_list_between("[TOOL_CALLS] ", ""), sample="mistral_list"),
     "nemotron_json": Writer(calls=_list_between("<TOOLCALL>", "</TOOLCALL>"), sample="nemotron_json", is_opened=True),
+    "olmo3": Writer(
+        calls=lambda calls: f"<function_calls>{chr(10).join(_python_calls(calls))}</function_calls>",
+        sample="olmo3",
+        cannot_write="</function_calls>",
+    ),
     "openai": Writer(calls=_harmony, sample="harmony"),
     "phi4_mini_json": Writer(calls=_list_between("functools", ""), sample="phi4_mini_json", is_opened=True),
     "pythonic": Writer(calls=_pythonic, sample="pythonic", is_opened=True),
@@ -240,4 +345,7 @@ WRITERS = {
     "[TOOL_CALL]": Writer(calls=_tool_call_text, sample="json_tools", is_text=True),
     "fenced JSON": Writer(calls=_fenced, sample="json_tools", is_text=True),
     "seed_oss": Writer(calls=_seed_oss, sample="seed_oss", cannot_write=_PARAMETER_END),
+    "solar_open2": Writer(calls=_solar_open2, sample="solar_open2", cannot_write=_PAIR_END),
+    "step3": Writer(calls=_step3, sample="step3", cannot_write=_PARAMETER_END),
+    "xlam": Writer(calls=_list_between("", ""), sample="xlam", is_opened=True),
 }

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Literal
 
 from scorepool.engine.text.chat.call_formats.call_format import CallFormat, ToolParser
@@ -31,7 +32,15 @@ Transitions = dict[State, dict[Marker, State | None]]
 
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>")  # gpt-oss; mlx-lm does not know it
 MUSE_SPARK = ("<|start|>", "<|message|>", "<|eom|>")
-_MORE_THINK_TAGS = (("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))  # Mistral, Seed; mlx-lm has others
+# Mistral, Seed, Cohere, MiniMax M3, Apertus; mlx-lm has others
+_MORE_THINK_TAGS = (
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<mm:think>", "</mm:think>"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
+    ("<|content_thinking|>", "<|end_message|>"),
+)
 _USER_RECIPIENTS = ("user", "commentary", "all")  # messages to these recipients are content
 
 
@@ -55,6 +64,9 @@ class ChatTags:
             return tags if name is None else tags.with_call_format(name)
         call = (wrapper.tool_call_start, wrapper.tool_call_end)
         name = format_of_mlx_lm(wrapper.tool_parser.__module__.rpartition(".")[2])
+        told = format_of_template(_template_text(wrapper.chat_template))
+        if name is not None and told is not None and FORMATS[told].mistaken_for == name:
+            return tags.with_call_format(told)
         if name is None:
             return replace(tags, call=call, tool_parser=wrapper.tool_parser)
         parser = FORMATS[name].parse or wrapper.tool_parser
@@ -69,11 +81,13 @@ class ChatTags:
         """Raise ValueError if the model does not write these markers: its tokenizer has no tokens for them."""
         if all(token in vocabulary for token in HARMONY):
             raise ValueError("its answers are messages with headers, as gpt-oss writes them")
-        needed = () if self.call_format is None else FORMATS[self.call_format].needed_tokens
-        for marker in (*(self.think or ()), *(self.call or ()), *needed):
+        for marker in (*(self.think or ()), *(self.call or ())):
             first = re.match(r"<\|.*?>|", marker)  # gemma4's is a token and a word
             if marker and marker not in vocabulary and not (first and first[0] in vocabulary):
                 raise ValueError(f"the tokenizer has no token {marker!r}")
+        for token in () if self.call_format is None else FORMATS[self.call_format].needed_tokens:
+            if token not in vocabulary and token not in map(str.strip, vocabulary):
+                raise ValueError(f"the tokenizer has no token {token!r}")
 
 
 def _template_text(template: str | Mapping[str, str] | None) -> str:
@@ -132,8 +146,13 @@ def detect_chat_format(tags: ChatTags, tokenizer: Tokenizer) -> ChatFormat:
 
     think = None if tags.think is None else (marker(tags.think[0]), marker(tags.think[1]))
     call = None if tags.call is None else (marker(tags.call[0]), marker(tags.call[1]) if tags.call[1] else None)
-    transitions = _tag_transitions(think, call, [marker(text) for text in tags.ignored])
     call_format = None if tags.call_format is None else FORMATS[tags.call_format]
+    marks = () if call_format is None else chain(*call_format.content_marks)
+    transitions = _tag_transitions(
+        think, call, [marker(text) for text in (*tags.ignored, *(mark for mark in marks if mark in vocabulary))]
+    )
+    if call_format is not None and call_format.header_start in vocabulary:
+        _add_headers(transitions, vocabulary[call_format.header_start])
     if call_format is None or not call_format.opening:
         structure = tag_structure(think, call, call_format, vocabulary, tokenizer.eos_ids)
     else:
@@ -173,6 +192,12 @@ def _add_optional_markers(
     transitions["content"][vocabulary[start],] = "tool_call"
     if end in vocabulary:
         transitions["content"][vocabulary[end],] = transitions["tool_call"][vocabulary[end],] = "content"
+
+
+def _add_headers(transitions: Transitions, header_start: int) -> None:
+    """Let what stands between this token and the next marker be no content."""
+    transitions["header"] = dict(transitions["content"])
+    transitions["content"][header_start,] = transitions["header"][header_start,] = "header"
 
 
 def state_of_message(header: Sequence[str]) -> State:

@@ -7,6 +7,7 @@ Markers are written by their token ids, never as text, so that the output parser
 means. The spelling of the calls is that of their format, in call_formats/.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -55,18 +56,33 @@ def tag_structure(
     """Describe a model that writes <think> ... </think> and <tool_call> ... </tool_call>."""
     tool_call = None if call is None or call_format is None else _tool_call_tag(call, call_format, vocabulary)
     call_start = {call[0][0]} if call is not None and tool_call is not None else set()
-    rules = [f"text: {any_except({*eos_ids} | call_start)}"]
-    if think is None:
-        return StructuralTag(rules=tuple(rules), unconstrained="text calls?", tool_call=tool_call)
-    start, end = think
-    rules.append(f"rest_of_reasoning: {any_except({*eos_ids, start[0], end[0]} | call_start)} {marker_rule(end)}")
-    return StructuralTag(
-        rules=tuple(rules),
-        rest_of_reasoning="rest_of_reasoning",
-        reasoning=f"{marker_rule(start)} rest_of_reasoning",
+    structure = partial(
+        StructuralTag,
+        start_states=("content", "reasoning", "header"),
+        content=_marked("content", call_format, vocabulary),
         unconstrained="text calls?",
         tool_call=tool_call,
     )
+    rules = [f"text: {any_except({*eos_ids} | call_start)}"]
+    if think is None:
+        return structure(rules=tuple(rules))
+    start, end = think
+    rules.append(f"rest_of_reasoning: {any_except({*eos_ids, start[0], end[0]} | call_start)} {marker_rule(end)}")
+    return structure(
+        rules=tuple(rules),
+        rest_of_reasoning="rest_of_reasoning",
+        reasoning=f"{marker_rule(start)} rest_of_reasoning",
+    )
+
+
+def _marked(content: str, call_format: CallFormat | None, vocabulary: Mapping[str, int]) -> str:
+    """Return the fragment of content with the tokens that may stand before and after it."""
+    before, after = ((), ()) if call_format is None else call_format.content_marks
+    fragments = [
+        " | ".join(marker_rule([vocabulary[mark]]) for mark in marks if mark in vocabulary) for marks in (before, after)
+    ]
+    first, last = (f"({fragment}){{0,2}}" if fragment else "" for fragment in fragments)
+    return f"{first} {content} {last}".strip()
 
 
 def opened_structure(
@@ -144,6 +160,13 @@ def _tool_call_tag(
 ) -> ToolCallTag | None:
     """Return None if calls cannot be constrained: their markers are ordinary text."""
     start, end = call
-    if len(start) != 1 or (end is not None and len(end) != 1):
+    is_text = call_format.markers is None or not _are_tokens(call_format.markers[0], start, vocabulary)
+    if is_text or (end is not None and len(end) != 1):
         return None
     return call_format.tag(marker_rule(start), marker_rule(end or ()), vocabulary)
+
+
+def _are_tokens(text: str, marker: Marker, vocabulary: Mapping[str, int]) -> bool:
+    """True if a marker is one token, or several that are written as <|...|>."""
+    names = re.findall(r"<\|[^|]+\|>", text)
+    return len(marker) == 1 or ("".join(names) == text and marker == tuple(vocabulary.get(name) for name in names))

@@ -59,6 +59,9 @@ class CallFormat:
     opening_pattern: re.Pattern[bytes] | None = None  # that the text matches while it grows; see CallText
     opens_anywhere: bool = False  # not only at the beginning of an answer
     closing: str = ""  # the text with which calls end; only the end of the turn if there is none
+    content_marks: tuple[Collection[str], Collection[str]] = ((), ())  # tokens before and after content, if there are
+    header_start: str = ""  # a token behind which a name may stand, up to the next marker
+    mistaken_for: str = ""  # the format that mlx-lm takes it for
     needed_tokens: Collection[str] = ()  # without which a model does not write so, beside the markers
     optional_markers: tuple[str, str] | None = None  # tokens around an opened call, where the vocabulary has them
     parse: ToolParser | None = None  # None: mlx-lm's
@@ -70,6 +73,11 @@ class CallFormat:
 
 def literal(text: str) -> str:
     return json.dumps(text)
+
+
+def opening_followed_by(opening: str, first: str) -> re.Pattern[bytes]:
+    """Return the pattern of calls that begin with a text and, behind spaces, a character of this class."""
+    return re.compile(rf"{re.escape(opening)}\s*($|(?P<opened>{first}))".encode())
 
 
 def marker_rule(token_ids: Iterable[int]) -> str:

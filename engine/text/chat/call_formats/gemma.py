@@ -74,7 +74,7 @@ class _GemmaSpelling(Spelling):
 
 def _arguments(rule: str, parameters: Schema, strict: bool, spelling: Spelling) -> list[str]:
     rules = SchemaRules(spelling, parameters, rule, strict)
-    rules.add_object(rule, parameters, '"{"', '"}"')
+    rules.add_object(rule, parameters)
     return rules.lines
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,8 @@ from scorepool.engine.text.chat.call_formats.call_format import (
     literal,
 )
 
+_NAMES = ("name", "tool_name")  # the second is Cohere's
+_ARGUMENTS = ("arguments", "parameters", "args")  # Llama's is the second, Inkling's the third
 _BETWEEN_CALLS = re.compile(r"[\s;,]*")
 
 
@@ -32,8 +34,12 @@ def _json_values(text: str) -> Iterator[Any]:
 
 
 def with_arguments(call: Call) -> Call:
-    """Name the arguments as other formats do: Llama calls them parameters."""
-    return {"name": call["name"], "arguments": call["arguments"] if "arguments" in call else call["parameters"]}
+    """Give name and arguments the names that they have in most formats. Raises KeyError."""
+    return {"name": _first_of(_NAMES, call), "arguments": _first_of(_ARGUMENTS, call)}
+
+
+def _first_of(names: Sequence[str], call: Call) -> Any:
+    return call[next((name for name in names if name in call), names[0])]
 
 
 def json_call(name: str, arguments: str, arguments_name: str = "arguments") -> str:
@@ -87,3 +93,19 @@ LLAMA3 = CallFormat(
 JAMBA = _opened_list("<tool_calls>", "</tool_calls>", tells=("<tool_calls>", "</tool_calls>"))
 NEMOTRON = _opened_list("<TOOLCALL>", "</TOOLCALL>", tells=("<TOOLCALL>", "</TOOLCALL>"))
 PHI4_MINI = _opened_list("functools", "", tells=("functools[",), optional_markers=("<|tool_call|>", "<|/tool_call|>"))
+ERNIE = CallFormat(
+    markers=("<tool_call>", "</tool_call>"),
+    content_marks=(("<response>",), ("</response>",)),
+    parse=parse,
+    tag=_hermes_tag,
+    mistaken_for="hermes",
+    tells=("<tool_call>", "<response>"),
+)
+XLAM = CallFormat(
+    opening="[",
+    opening_pattern=re.compile(rb"\[\s*((?P<opened>\{)|$)"),
+    optional_markers=("<tool_call>", "</tool_call>"),
+    parse=parse,
+    tag=lambda *_: list_of_calls(literal("["), literal("]")),
+    tells=('{"name": "tool_call_name", "arguments"',),
+)

@@ -39,6 +39,19 @@ class Spelling:
     comma: str
     colon: str
     any_key: str
+    of_objects = ('"{"', '"}"')
+    of_arrays = ('"["', '"]"')
+
+    def member(self, name: str, value: str) -> str:
+        """Return the fragment of a key with the rule of its value. Raises InvalidRequest."""
+        return f"{self.key(name)} {self.colon} {value}"
+
+    def any_member(self, value: str) -> str:
+        return f"{self.any_key} {self.colon} {value}"
+
+    def item(self, value: str) -> str:
+        """Return the fragment of a list's element."""
+        return value
 
     def key(self, name: str) -> str:
         """Return the fragment of an object's key. Raises InvalidRequest."""
@@ -86,21 +99,20 @@ class SchemaRules:
             self._add_typed(rule, schema)
         return rule
 
-    def add_object(
-        self, rule: str, schema: Schema, opening: str, closing: str, spelling: Spelling | None = None
-    ) -> None:
+    def add_object(self, rule: str, schema: Schema, spelling: Spelling | None = None) -> None:
         """Add the rules of an object: its properties in order, each at most once, then others."""
         spelling = spelling or self._spelling
+        opening, closing = spelling.of_objects
         check_keywords(schema, ("type", *_OF_OBJECTS), self._strict)
         found = {name: (each, is_required) for name, each, is_required in properties_of(schema)}
         members, required = list[str](), list[bool]()
         for index, name in enumerate(spelling.order(list(found))):
             value = self.add_value(f"{rule}_{index}", found[name][0])
-            members.append(f"{spelling.key(name)} {spelling.colon} {value}")
+            members.append(spelling.member(name, value))
             required.append(found[name][1])
         more = ""
         if (additional := additional_of(schema)) is not None:
-            more = f"{spelling.any_key} {spelling.colon} {self.add_value(f'{rule}_more', additional)}"
+            more = spelling.any_member(self.add_value(f"{rule}_more", additional))
         self._add(rule, f"{opening} {self._members(rule, members, required, more, spelling.comma)} {closing}")
 
     def _members(self, rule: str, members: list[str], required: list[bool], more: str, comma: str) -> str:
@@ -152,21 +164,22 @@ class SchemaRules:
             case "array":
                 self._add_array(rule, schema)
             case _:
-                self.add_object(rule, schema, '"{"', '"}"')
+                self.add_object(rule, schema)
         return rule
 
     def _add_array(self, rule: str, schema: Schema) -> None:
         items = schema.get("items", {})
         if self._strict and not isinstance(items, Mapping | bool):
             raise InvalidRequest("items is a list, and must be a schema in these calls")
-        item = self.add_value(f"{rule}_item", items)
+        item = self._spelling.item(self.add_value(f"{rule}_item", items))
+        opening, closing = self._spelling.of_arrays
         least, most = bounds_of(schema, "minItems", "maxItems")
         if most == 0:
-            self._add(rule, '"[]"')
+            self._add(rule, f"{opening} {closing}".strip() or '""')
             return
         bounds = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
         more = "" if most == 1 else f" ({self._spelling.comma} {item}){bounds}"
-        self._add(rule, f'"[" ({item}{more}){"" if least else "?"} "]"')
+        self._add(rule, f"{opening} ({item}{more}){'' if least else '?'} {closing}")
 
     def _add_choice(self, rule: str, several: Mapping[str, Any]) -> None:
         self._add(rule, " | ".join(self.add_value(name, each) for name, each in several.items()))
@@ -180,13 +193,18 @@ class SchemaRules:
         """Return the rule of any value. It refers to itself."""
         if self._any is None:
             rule = self._any = f"{self._prefix}_any"
-            comma, colon, key = self._spelling.comma, self._spelling.colon, self._spelling.any_key
+            spelling, comma = self._spelling, self._spelling.comma
             scalars = [
                 self._typed(f"{rule}_{name}", name, {"type": name}) for name in ("string", "number", "boolean", "null")
             ]
-            lists = f'"[" ({rule} ({comma} {rule})*)? "]"'
-            objects = f'"{{" ({key} {colon} {rule} ({comma} {key} {colon} {rule})*)? "}}"'
-            self._add(rule, " | ".join([*scalars, lists, objects]))
+            several = [
+                f"{opening} ({part} ({comma} {part})*)? {closing}"
+                for (opening, closing), part in (
+                    (spelling.of_arrays, spelling.item(rule)),
+                    (spelling.of_objects, spelling.any_member(rule)),
+                )
+            ]
+            self._add(rule, " | ".join([*scalars, *several]))
         return self._any
 
     def _constant(self, value: Any) -> str:

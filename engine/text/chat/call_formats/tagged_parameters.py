@@ -28,6 +28,8 @@ from scorepool.engine.text.chat.call_formats.call_format import (
     delimited,
     inside,
     literal,
+    marker_rule,
+    opening_followed_by,
     text_and_opening,
 )
 from scorepool.engine.text.chat.call_formats.raw_values import by_kind, read_value, told_types, value_rules
@@ -51,6 +53,7 @@ class Tags:
     parameter: str
     parameter_end: str
     newline: str = ""  # between a value and its tags
+    after_parameter: str = "\n"
     kinds: tuple[str, str] | None = None  # what follows the name of a string, and of anything else
     delimiters: Collection[str] = ()
 
@@ -78,7 +81,7 @@ class Tags:
 
         Without tokens in the tag, all of it is the text.
         """
-        end = f"{self.newline}{self.parameter_end}\n"
+        end = f"{self.newline}{self.parameter_end}{self.after_parameter}"
         token = next((each for each in self.delimiters if each in vocabulary and each in end), None)
         if token is None:
             return end, "", ""
@@ -94,26 +97,35 @@ def _pattern_of(tag: str) -> str:
 
 def parse(text: str, tools: Any, tags: Tags) -> list[Call]:
     """Return the calls, one after the other. Raises ValueError."""
-    function_pattern, parameter_pattern, end_pattern = tags.function_pattern, tags.parameter_pattern, tags.end_pattern
     calls, at = list[Call](), 0
-    while function := function_pattern.match(text, at):
-        name, at = function["name"].strip(), function.end()
-        properties, parameters = properties_of_function(name, tools)
-        arguments: dict[str, Any] = {}
-        while parameter := parameter_pattern.match(text, at):
-            key, at = parameter["name"].strip(), parameter.end()
-            value, schema = _unwrapped(parameter["value"], tags.newline), properties.get(key, {})
-            is_string = tags.kinds is not None and parameter["kind"] == tags.kinds[0]
-            is_text = is_string and "string" in told_types(schema, parameters)
-            arguments[key] = value if is_text else read_value(value, schema, parameters)
-        end = end_pattern.match(text, at)
-        if end is None:
-            raise ValueError("a text stands where a parameter was expected")
-        at = end.end()
-        calls.append({"name": name, "arguments": arguments})
+    while True:
+        call, at = _read_call(text, at, tools, tags)
+        if call is None:
+            break
+        calls.append(call)
     if text[at:].strip() or not calls:
         raise ValueError("this is not a list of calls")
     return calls
+
+
+def _read_call(text: str, at: int, tools: Any, tags: Tags) -> tuple[Call | None, int]:
+    """Return the call that begins here, if one does, and where it ends. Raises ValueError."""
+    function = tags.function_pattern.match(text, at)
+    if function is None:
+        return None, at
+    name, at, parameter_pattern = function["name"].strip(), function.end(), tags.parameter_pattern
+    properties, parameters = properties_of_function(name, tools)
+    arguments: dict[str, Any] = {}
+    while parameter := parameter_pattern.match(text, at):
+        key, at = parameter["name"].strip(), parameter.end()
+        value, schema = _unwrapped(parameter["value"], tags.newline), properties.get(key, {})
+        is_string = tags.kinds is not None and parameter["kind"] == tags.kinds[0]
+        is_text = is_string and "string" in told_types(schema, parameters)
+        arguments[key] = value if is_text else read_value(value, schema, parameters)
+    end = tags.end_pattern.match(text, at)
+    if end is None:
+        raise ValueError("a text stands where a parameter was expected")
+    return {"name": name, "arguments": arguments}, end.end()
 
 
 def _unwrapped(value: str, newline: str) -> str:
@@ -162,10 +174,10 @@ def _tag(start: str, end: str, vocabulary: Vocabulary, tags: Tags, several_funct
     return ToolCallTag(call_of=_call_of(tags, vocabulary), one=call, several=several, arguments=arguments)
 
 
-def _call_of(tags: Tags, vocabulary: Vocabulary) -> Callable[[str, str], str]:
+def _call_of(tags: Tags, vocabulary: Vocabulary, newline: str = "\n") -> Callable[[str, str], str]:
     def call_of(name: str, arguments: str) -> str:
         check_name(name, _NAME, "words without quotes, < and >")
-        before = tags.rule(tags.function.format(name) + "\n", vocabulary)
+        before = tags.rule(tags.function.format(name) + newline, vocabulary)
         return f"{before} {arguments} {tags.rule(tags.function_end, vocabulary)}"
 
     return call_of
@@ -178,6 +190,39 @@ def _format(markers: tuple[str, str], tags: Tags, mlx_lm: str | None, several_fu
         tag=partial(_tag, tags=tags, several_functions=several_functions),
         mlx_lm=mlx_lm,
         tells=markers,
+    )
+
+
+_STEP_HEAD = re.compile(r"\s*(?:<｜tool_sep｜>)?\s*<｜tool_call_begin｜>[^<]*(?:<｜tool_sep｜>[^<]*)?")
+_STEP_END = re.compile(r"\s*<｜tool_call_end｜>\s*")
+
+
+def _parse_step(text: str, tools: Any) -> list[Call]:
+    """Return the calls of Step 3, each between tokens of its own. Raises ValueError."""
+    calls, at = list[Call](), 0
+    while head := _STEP_HEAD.match(text, at):
+        call, at = _read_call(text, head.end(), tools, _STEP)
+        end = _STEP_END.match(text, at)
+        if call is None or end is None:
+            raise ValueError("a call has no end")
+        calls.append(call)
+        at = end.end()
+    if text[at:].strip() or not calls:
+        raise ValueError("this is not a list of calls")
+    return calls
+
+
+def _step_tag(start: str, end: str, vocabulary: Vocabulary) -> ToolCallTag | None:
+    token_ids = [vocabulary.get(f"<｜tool_{name}｜>") for name in ("call_begin", "sep", "call_end")]
+    if None in token_ids:
+        return None
+    call_start, separator, call_end = (marker_rule([token]) for token in token_ids if token is not None)
+    call = f'{call_start} "function" {separator} function {call_end}'
+    return ToolCallTag(
+        call_of=_call_of(_STEP, vocabulary, newline=""),
+        one=f"{start} {call} {end}",
+        several=f"{start} ({call})+ {end}",
+        arguments=partial(_arguments, tags=_STEP, vocabulary=vocabulary),
     )
 
 
@@ -201,6 +246,7 @@ def _dsml(block: str) -> CallFormat:
 
     return CallFormat(
         opening=opening,
+        opening_pattern=opening_followed_by(opening, "<"),
         opens_anywhere=True,
         closing=closing,
         parse=partial(inside, opening=opening, closing=closing, parse=partial(parse, tags=_DEEPSEEK)),
@@ -235,8 +281,21 @@ _DEEPSEEK = Tags(
     kinds=(' string="true">', ' string="false">'),
     delimiters=[_DSML],
 )
+_STEP = Tags(
+    function='<steptml:invoke name="{}">',
+    function_end="</steptml:invoke>",
+    parameter='<steptml:parameter name="{}">',
+    parameter_end="</steptml:parameter>",
+    after_parameter="",
+)
 QWEN3_CODER = _format(("<tool_call>", "</tool_call>"), _QWEN, "qwen3_coder")
 SEED_OSS = _format(("<seed:tool_call>", "</seed:tool_call>"), _SEED, None)
 MINIMAX_M2 = _format(("<minimax:tool_call>", "</minimax:tool_call>"), _MINIMAX, "minimax_m2", several_functions=True)
 DEEPSEEK_V32 = _dsml("function_calls")
 DEEPSEEK_V4 = _dsml("tool_calls")
+STEP3 = CallFormat(
+    markers=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
+    parse=_parse_step,
+    tag=_step_tag,
+    tells=("<｜tool_calls_begin｜>", "<steptml:invoke"),
+)

@@ -128,6 +128,24 @@ LOOK = {
     '<｜DSML｜parameter name="x" string="false">1</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
     "deepseek_v4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="look">\n<｜DSML｜parameter name="x" string="false">1'
     "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+    "apertus": '<|tools_prefix|>[{"look": {"x": 1}}]<|tools_suffix|>',
+    "cohere_command3": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "look", "parameters": {"x": 1}}\n]'
+    "<|END_ACTION|>",
+    "ernie45": '<tool_call>\n{"name": "look", "arguments": {"x": 1}}\n</tool_call>',
+    "gigachat3": '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "look", "arguments": {"x": 1}}',
+    "granite-20b-fc": '<function_call> {"name": "look", "arguments": {"x": 1}}',
+    "hunyuan_a13b": '<tool_calls>[{"name": "look", "arguments": {"x": 1}}]</tool_calls>',
+    "hy_v3": "<tool_calls>\n<tool_call>look<tool_sep>\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n"
+    "</tool_calls>",
+    "inkling": '<|content_invoke_tool_json|>{"name": "look", "args": {"x": 1}}<|end_message|>',
+    "internlm": '<|action_start|><|plugin|>\n{"name": "look", "parameters": {"x": 1}}<|action_end|>',
+    "olmo3": "<function_calls>look(x=1)</function_calls>",
+    "solar_open2": "<|tool_call:start|>look\n<|tool_arg:start|>x<|tool_arg:value|>1<|tool_arg:end|>\n<|tool_call:end|>",
+    "step3": '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="look">'
+    '<steptml:parameter name="x">1</steptml:parameter></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>',
+    "minimax_m3": ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="look">]<]minimax[>[<x>1]<]minimax[>[</x>'
+    "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+    "xlam": '[{"name": "look", "arguments": {"x": 1}}]',
     "functionary_v32": 'look\n{"x": 1}',
     "granite": '<|tool_call|>[{"name": "look", "arguments": {"x": 1}}]',
     "llama3_json": '{"name": "look", "parameters": {"x": 1}}',

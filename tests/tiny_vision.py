@@ -92,6 +92,7 @@ _QWEN3_VISION: dict[str, Any] = {
     "deepstack_visual_indexes": [0, 2],
     "out_hidden_size": 64,
 }
+_QWEN3_5_VISION = {name: value for name, value in _QWEN3_VISION.items() if name != "deepstack_visual_indexes"}
 _QWEN3_TEXT: dict[str, Any] = {
     "head_dim": 16,
     "num_hidden_layers": 3,
@@ -185,6 +186,16 @@ def build_qwen3_vl(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle
 def build_qwen3_vl_moe(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
     """Write a tiny Qwen3-VL with experts into a folder, as it was published. Return transformers with its weights."""
     return _build_qwen(folder, seed, changes, "qwen3_vl_moe", _QWEN3_VISION, _QWEN3_TEXT | _EXPERTS)
+
+
+def build_qwen3_5(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+    """Write a tiny Qwen3.5 into a folder, as it was published. Return transformers with the same weights."""
+    return _build_qwen(folder, seed, changes, "qwen3_5", _QWEN3_5_VISION, FAMILIES["qwen3_5"].settings)
+
+
+def build_qwen3_5_moe(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+    """Write a tiny Qwen3.5 with experts into a folder, as it was published. Return transformers with its weights."""
+    return _build_qwen(folder, seed, changes, "qwen3_5_moe", _QWEN3_5_VISION, FAMILIES["qwen3_5_moe"].settings)
 
 
 def _build_qwen(
@@ -513,6 +524,8 @@ BUILD = {
     "qwen2_vl": build_qwen2_vl,
     "qwen3_vl": build_qwen3_vl,
     "qwen3_vl_moe": build_qwen3_vl_moe,
+    "qwen3_5": build_qwen3_5,
+    "qwen3_5_moe": build_qwen3_5_moe,
     "gemma3": build_gemma3,
     "gemma4": build_gemma4,
     "small gemma4": build_small_gemma4,

@@ -100,9 +100,10 @@ class AxialPositions:
         """Rotate [rows, heads, length, width], each token as a row of its own."""
         assert self._positions is not None
         rows, heads, length, width = x.shape
-        if width != self._axis.size:
+        if width < self._axis.size:
             raise ValueError(f"a head has {width} dimensions, and images have axes for {self._axis.size}")
+        axis = mx.pad(self._axis, (0, width - self._axis.size))  # the last dimensions may have no positions
         flat = x.transpose(0, 2, 1, 3).reshape(rows * length, heads, 1, width)
         time, row, column = (rotate(flat, self._positions[axis].reshape(-1)) for axis in range(_AXES))
-        rotated = mx.where(self._axis == 0, time, mx.where(self._axis == 1, row, column))
+        rotated = mx.where(axis == 0, time, mx.where(axis == 1, row, column))
         return rotated.reshape(rows, length, heads, width).transpose(0, 2, 1, 3)

@@ -30,7 +30,7 @@ class Images(qwen2_5_vl.Images):
         axes = [0] * sum(sections)
         axes[1 : 3 * rows : 3] = [1] * rows
         axes[2 : 3 * columns : 3] = [2] * columns
-        num_deep = len(config["vision_config"]["deepstack_visual_indexes"])
+        num_deep = len(config["vision_config"].get("deepstack_visual_indexes", ()))
         return Injection(axes=tuple(axes), num_deep_layers=num_deep)
 
 

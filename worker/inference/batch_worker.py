@@ -218,9 +218,7 @@ class BatchWorker(Worker):
 
         def show(model_info: ModelInfo) -> None:
             registration.show_model(provenance_of(weights.model, model_info), model_info)
-            with self.connection.pipeline() as pipeline:
-                registration.renew(pipeline)
-                pipeline.execute()
+            self.show_now(registration)
 
         mover = WeightsMover(hosted.engine, weights, source, show, self._fail_engine)
         try:

@@ -106,7 +106,7 @@ class FetchedImages:
             raise TooManyUploads(f"{name}: {slots.num_images} images of yours are being fetched; wait for some of them")
         slots.num_images += 1
         try:
-            await slots.free.acquire()
+            await self._take(slots, name)
             file = await self._run(slots, url, name, request.held)
         finally:
             slots.num_images -= 1
@@ -124,6 +124,18 @@ class FetchedImages:
         if request.num_bytes > most:
             raise TooLarge(f"{name}: expected images of at most {most} bytes together (SCOREPOOL_MAX_BODY_BYTES)", name)
         return image
+
+    async def _take(self, slots: _Slots, name: str) -> None:
+        """Wait for a free slot, for as long as a fetch may take: a client may have left, and is not noticed here."""
+        limit_s = self._settings.fetch_images_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await slots.free.acquire()
+        except TimeoutError:
+            raise TooManyUploads(
+                f"{name}: {slots.num_images} images of yours are being fetched, {MAX_FETCHES_OF_OWNER} at once; this one "
+                f"had no turn within {limit_s:g} s (SCOREPOOL_FETCH_IMAGES_TIMEOUT_S); send it again"
+            ) from None
 
     async def _run(self, slots: _Slots, url: str, name: str, held: Held) -> bytes:
         """Fetch a file on a thread. The slot is free when the thread is, also if nobody waits for it any more."""

@@ -133,8 +133,8 @@ class FetchedImages:
                 await slots.free.acquire()
         except TimeoutError:
             raise TooManyUploads(
-                f"{name}: {slots.num_images} images of yours are being fetched, {MAX_FETCHES_OF_OWNER} at once; this one "
-                f"had no turn within {limit_s:g} s (SCOREPOOL_FETCH_IMAGES_TIMEOUT_S); send it again"
+                f"{name}: {slots.num_images} images of yours are being fetched, {MAX_FETCHES_OF_OWNER} at once; this "
+                f"one had no turn within {limit_s:g} s (SCOREPOOL_FETCH_IMAGES_TIMEOUT_S); send it again"
             ) from None
 
     async def _run(self, slots: _Slots, url: str, name: str, held: Held) -> bytes:

@@ -1,4 +1,4 @@
-"""Families from kimi_k25 to qwen3_vl_moe: text models of texts and images. The parts of images are tiny and unused."""
+"""Families from idefics3 to smolvlm: text models of texts and images. The parts of images are tiny and unused."""
 
 import torch
 
@@ -113,7 +113,6 @@ _IDEFICS: Config = {"vision_config": {**_VISION, "image_size": 28, "patch_size":
 
 FAMILIES: tuple[Family, ...] = (
     Family("idefics3", {"model_type": "llama"}, section="text_config", outer=_IDEFICS),
-    Family("smolvlm", {"model_type": "llama"}, section="text_config", outer=_IDEFICS),
     Family(
         "kimi_k25",
         {**_LATENT, **_ROUTED, "first_k_dense_replace": 1, "model_type": "deepseek_v3", "rope_parameters": _YARN},
@@ -276,4 +275,5 @@ FAMILIES: tuple[Family, ...] = (
         outer={"vision_config": _QWEN3_VISION},
         publish=_publish_qwen3_vl_moe,
     ),
+    Family("smolvlm", {"model_type": "llama"}, section="text_config", outer=_IDEFICS),
 )

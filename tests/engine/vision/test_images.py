@@ -175,6 +175,19 @@ def test_a_smolvlm_with_tied_embeddings_is_read_under_either_names(tmp_path: Pat
         engine.close()
 
 
+def test_a_tower_that_was_packed_for_other_engines_is_refused_by_name(tmp_path: Path):
+    build_mistral3(tmp_path)
+    weights = mx.load(str(tmp_path / "model.safetensors"))
+    name = next(name for name in weights if "vision_tower" in name and name.endswith("q_proj.weight"))
+    weights[name.replace(".weight", ".qweight")] = weights.pop(name)
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights, {"format": "pt"})
+    engine = Engine(EngineSettings(model=str(tmp_path)))
+    try:
+        assert "q_proj.qweight: the weights of the vision tower are packed" in engine.model_info.images_unsupported
+    finally:
+        engine.close()
+
+
 def test_without_the_extra_images_are_refused_by_name(vision: Vision, monkeypatch: pytest.MonkeyPatch):
     find = importlib.util.find_spec
     opening = "scorepool.engine.model.images.find_spec"

@@ -1,9 +1,11 @@
 """Images of messages: a chat template that shows none where they stand is refused by name."""
 
+from pathlib import Path
+
 import pytest
 
 from scorepool import wire
-from scorepool.engine import ChatCodec, InvalidRequest, Tokenizer
+from scorepool.engine import ChatCodec, Engine, EngineSettings, InvalidRequest, Tokenizer
 from scorepool.engine.images import ImageTokens, Injection
 from scorepool.worker.inference.translate import to_sequences
 from scorepool.worker.rq.errors import JobError
@@ -68,3 +70,24 @@ def test_a_template_that_shows_images_gets_their_parts(role: str):
 def test_a_template_that_shows_none_is_refused_by_name(body: str, says: str):
     with pytest.raises((JobError, InvalidRequest), match=says):
         translate(body, "tool")
+
+
+def test_chats_and_prompts_have_the_tokens_of_gemma_3s_processor(tmp_path: Path):
+    """The lines' ends that stand around its images are encoded together with the text."""
+    pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
+    from tests.tiny_vision import build_gemma3
+
+    oracle = build_gemma3(tmp_path)
+    engine = Engine(EngineSettings(model=str(tmp_path)))
+    try:
+        data, chat = image_bytes(20, 30), engine.chat
+        message = wire.Message(role="user", content="a\nb", images=[wire.Image(data=data, at=2)])
+        prompt = wire.Generate(model="m", prompt="the\n fox", images=[wire.Image(data=data, at=4)], max_tokens=1)
+        [told] = finish(to_sequences(wire.Generate(model="m", messages=[message], max_tokens=1), chat, 400))
+        [shown] = finish(to_sequences(prompt, chat, 400))
+    finally:
+        engine.close()
+    marker = oracle.marker
+    text = f"<bos><|user|>\na\n{marker}b<|assistant|>\n"
+    assert told.sequence.token_ids == oracle.token_ids(text, [data])
+    assert shown.sequence.token_ids[1:] == oracle.token_ids(f"the\n{marker} fox", [data])

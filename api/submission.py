@@ -276,8 +276,8 @@ class Submission:
                 logger.info("a stream waits for Redis: %r", error)
                 await asyncio.sleep(RETRY_S)
 
-    async def cancel_all(self, owner: str, job_ids: Sequence[str]) -> None:
-        """Cancel jobs that have not ended. If Redis fails, they end by themselves and expire."""
+    async def cancel_all(self, owner: str, job_ids: Sequence[str]) -> bool:
+        """Cancel jobs that have not ended. If Redis fails, they end by themselves and expire, and False is returned."""
         for job_id in job_ids:
             try:
                 await self._queue.cancel(owner, job_id)
@@ -285,7 +285,8 @@ class Submission:
                 continue
             except RedisError as error:
                 logger.warning("jobs of a request whose client has left cannot be canceled: %r", error)
-                return
+                return False
+        return True
 
     async def error_of_request(
         self, job: wire.Job, requests: Sequence[wire.Request], job_ids: Sequence[str], *, is_kept: bool = False

@@ -20,9 +20,12 @@ CANCEL_TIMEOUT_S = 60  # how long jobs may go on running after their batch was c
 
 async def cancel_jobs(services: BatchServices, batch_store: BatchStore) -> None:
     """Cancel all jobs of the batch: queued jobs end at once, running ones as soon as their worker sees it."""
-    lease = batch_store.lease
+    lease, silent = batch_store.lease, set[str]()  # tags of servers that do not answer
     for line in await batch_store.in_progress():
-        await services.submission.cancel_all(lease.owner, line.job_ids(lease.batch_id))
+        if line.tag in silent:
+            continue
+        if not await services.submission.cancel_all(lease.owner, line.job_ids(lease.batch_id)):
+            silent.add(line.tag)
 
 
 async def collect(services: BatchServices, batch_store: BatchStore, ending: Ending | None) -> bool:

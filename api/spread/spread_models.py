@@ -8,14 +8,15 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from scorepool import wire
+from scorepool.api.http import tasks
 from scorepool.api.repositories.models import Models
-from scorepool.api.repositories.readiness import PATIENCE_S
 from scorepool.api.repositories.shared_read import SharedRead
 from scorepool.store import ServerMap
 from scorepool.store.clock import clock_s
 from scorepool.store.outage import Outage
 
 logger = logging.getLogger(__name__)
+PROBE_S = 0.05  # for a server that did not answer the last time; its read goes on
 
 
 class SpreadModels(Models):
@@ -29,6 +30,7 @@ class SpreadModels(Models):
         self._read_at = float("-inf")
         self._shared = SharedRead(self._read)
         self._outages = [Outage(logger) for _ in parts]
+        self._probes: dict[int, asyncio.Task[list[wire.ServedModel]]] = {}  # reads under way, by server
         self._strays: set[str] = set()  # workers that a line was logged about
         self.errors: dict[int, RedisError] = {}  # of the last read, by the index of the server
         self.live_on: list[list[wire.ServedModel]] = [[] for _ in parts]  # what `live` found on each server
@@ -47,12 +49,22 @@ class SpreadModels(Models):
         return live
 
     async def _read_part(self, index: int) -> list[wire.ServedModel]:
-        """Read the live models of a server; none if it does not answer."""
+        """Read the live models of a server; none if it does not answer. Nobody waits for such a server again."""
         setting, outage = self._servers.servers[index].setting, self._outages[index]
+        if (before := self._probes.get(index)) is not None and before.done():  # after the last look
+            del self._probes[index]
+            if before.exception() is None:
+                self.errors.pop(index, None)  # it answers, so it is waited for
+        if index not in self._probes:
+            self._probes[index] = asyncio.create_task(self._parts[index].read_now())
+        probe = self._probes[index]
+        await asyncio.wait([probe], timeout=PROBE_S if index in self.errors else None)
         try:
-            async with asyncio.timeout(PATIENCE_S if index in self.errors else None):
-                live = await self._parts[index].read_now()
-        except (RedisError, OSError) as error:  # TimeoutError is an OSError
+            if not probe.done():
+                return []  # as the last time
+            del self._probes[index]
+            live = probe.result()
+        except (RedisError, OSError) as error:
             self.errors[index] = error if isinstance(error, RedisError) else RedisConnectionError(str(error))
             outage.failed("the Redis of %s does not answer: %s", setting, error)
             return []
@@ -109,5 +121,6 @@ class SpreadModels(Models):
 
     async def close(self) -> None:
         await super().close()
+        await tasks.cancel_and_wait(list(self._probes.values()))
         for part in self._parts:
             await part.close()

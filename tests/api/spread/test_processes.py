@@ -1,5 +1,6 @@
-"""Real processes on two servers: the API, a worker on each, kill -9 of both workers, and workers on a wrong server."""
+"""Real processes on two servers: a worker on each, kill -9 of both, and workers on a wrong server."""
 
+import asyncio
 import json
 import os
 import signal
@@ -12,40 +13,42 @@ from typer.testing import CliRunner
 from scorepool.cli import app
 from scorepool.local.doctor import Trouble, check_redis
 from scorepool.store import Settings
-from tests.api.conftest import generate
+from tests.api.conftest import Serving, generate
 from tests.api.spread.conftest import OtherServer
-from tests.api.test_process import eventually, running, serves
 from tests.worker.conftest import Workers
 
 BIG = ("big:high", "big", "big:low")
 
 
-def test_kill_9_of_a_worker_on_each_server_loses_no_job(
-    root: Path, redis: Redis, redis_url: str, other: Redis, other_server: OtherServer, urls: str, tmp_path: Path
+@pytest.mark.anyio
+async def test_kill_9_of_a_worker_on_each_server_loses_no_job(
+    root: Path, spread: Serving, redis: Redis, redis_url: str, other_server: OtherServer, urls: str, tmp_path: Path
 ):
     (tmp_path / "home").mkdir()
     (tmp_path / "other").mkdir()
     environ = {"SCOREPOOL_REDIS_URLS": urls, "SCOREPOOL_REDIS_URL": redis_url, "FAKE_STEP_S": "0.05"}
-    big = environ | {"SCOREPOOL_MODEL": "big,large=fake"}
     options = ("--connection-class", "scorepool.worker.Redis")
     with (
-        Workers(redis_url, root, tmp_path / "home") as home_workers,
-        Workers(other_server.url, root, tmp_path / "other") as other_workers,
-        running(root, redis_url, tmp_path / "log", redis_urls=urls) as (http, _),
+        Workers(redis_url, root, tmp_path / "home") as home,
+        Workers(other_server.url, root, tmp_path / "other") as away,
     ):
-        home_workers.start(*options, **environ)
-        other_workers.start(*options, queues=BIG, **big)
-        eventually(lambda: serves(http, "big", "demo"))
-        bodies = [generate(model=model, max_tokens=20) for model in ("demo", "large")]
-        ids = [http.post("/v1/jobs", json=body).json()["id"] for body in bodies]
-        for job_id in (ids[0], ids[-1]):
-            eventually(lambda job_id=job_id: http.get(f"/v1/jobs/{job_id}").json()["status"] == "started")
-        for workers in (home_workers, other_workers):
-            os.kill(workers.processes[0].pid, signal.SIGKILL)
-        home_workers.start(*options, **environ)
-        other_workers.start(*options, queues=BIG, **big)
-        jobs = [http.get(f"/v1/jobs/{job_id}?wait=60").json() for job_id in ids]
-        assert [(job["status"], job["model"]) for job in jobs] == [("finished", "demo"), ("finished", "big")]
+
+        def start_both() -> None:
+            home.start(*options, **environ)
+            away.start(*options, queues=BIG, **environ | {"SCOREPOOL_MODEL": "big,large=fake"})
+
+        start_both()
+        async with spread() as http, asyncio.timeout(120):
+            bodies = [generate(model=model, max_tokens=20, wait_for_model=True) for model in ("demo", "big")]
+            ids = [(await http.post("/v1/jobs", json=body)).json()["id"] for body in bodies]
+            for job_id in ids:
+                while (await http.get(f"/v1/jobs/{job_id}")).json()["status"] != "started":  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            for workers in (home, away):
+                os.kill(workers.processes[0].pid, signal.SIGKILL)
+            start_both()
+            jobs = [(await http.get(f"/v1/jobs/{job_id}?wait=60")).json() for job_id in ids]
+    assert [(job["status"], job["model"]) for job in jobs] == [("finished", "demo"), ("finished", "big")]
 
 
 def test_rq_worker_ends_with_a_sentence_on_another_server_than_that_of_its_models(

@@ -29,7 +29,18 @@ def exit_statuses(**meanings: str | None) -> str:
 REMOTE_STATUSES = {"_1": "the API refuses, or it failed", "_3": "no API answers at the URL, or it refuses the key"}
 
 # The modules that each extra in pyproject.toml brings.
-API = ("fastapi", "uvicorn", "h11", "redis", "rq", "prometheus_client", "python_multipart", "jinja2")
+API = (
+    "fastapi",
+    "uvicorn",
+    "h11",
+    "redis",
+    "rq",
+    "prometheus_client",
+    "python_multipart",
+    "jinja2",
+    "httpcore",
+    "certifi",
+)
 WEBHOOK = ("redis", "rq", "standardwebhooks", "httpcore", "certifi")
 WORKER = ("redis", "rq", "jinja2", "llguidance", "mlx", "mlx_lm", "numpy")
 MONITOR = ("prometheus_client", "rich")

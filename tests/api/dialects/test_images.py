@@ -18,7 +18,8 @@ from scorepool.local.stack import Stack
 from tests.images import data_url, image_bytes, image_part
 
 pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
-from tests.tiny_vision import VisionOracle, build_mistral3
+from tests.tiny_vision import build_mistral3
+from tests.vision_oracles import VisionOracle
 
 ONE, OTHER = image_bytes(32, 24), image_bytes(20, 30, shade=50, kind="JPEG")
 # A tool returns an image beside a text, in each dialect.

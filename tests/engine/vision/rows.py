@@ -7,7 +7,7 @@ import numpy as np
 from scorepool.engine import Engine, Sampling, Sequence
 from scorepool.engine.images import PlacedImage, digest_of, expand
 from tests.images import image_bytes
-from tests.tiny_vision import VisionOracle
+from tests.vision_oracles import VisionOracle
 
 TOLERANCE = 1e-4
 ONE, OTHER = image_bytes(32, 24), image_bytes(32, 24, shade=90)

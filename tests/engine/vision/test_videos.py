@@ -15,7 +15,8 @@ from scorepool.engine.images import Shown, Video, expand
 from tests.images import image_bytes
 
 pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
-from tests.tiny_vision import QwenOracle, VisionOracle, build_mistral3, build_qwen2_5_vl, build_qwen2_vl
+from tests.tiny_vision import build_mistral3, build_qwen2_5_vl, build_qwen2_vl
+from tests.vision_oracles import QwenOracle, VisionOracle
 
 TOLERANCE = 1e-4
 FRAMES = tuple(image_bytes(32, 24, shade=shade) for shade in (0, 40, 90, 140, 200))

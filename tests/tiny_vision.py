@@ -240,7 +240,7 @@ def build_gemma3(folder: Path, seed: int = 0, is_saved: bool = False, **changes:
     return GemmaOracle(model, Gemma3Processor(images, tokenizer, image_seq_length=16), tokenizer)
 
 
-def build_gemma4(folder: Path, seed: int = 0, **changes: Any) -> VisionOracle:
+def build_gemma4(folder: Path, seed: int = 0, has_experts: bool = False, **changes: Any) -> VisionOracle:
     """Write a tiny Gemma 4 into a folder, in the form of the large ones. Return transformers with the same weights."""
     text = _GEMMA4_TEXT | {
         "hidden_size_per_layer_input": 0,
@@ -248,6 +248,8 @@ def build_gemma4(folder: Path, seed: int = 0, **changes: Any) -> VisionOracle:
         "num_global_key_value_heads": 1,
         "use_bidirectional_attention": "vision",
     }
+    if has_experts:
+        text |= {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 32}
     return _build_gemma4(folder, seed, changes, text, {"standardize": True})
 
 

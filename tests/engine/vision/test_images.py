@@ -19,7 +19,7 @@ from tests.tiny_models import TinyModels
 
 pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
 from tests.engine.vision.rows import ONE, Vision, check, pixels, scored, shown
-from tests.tiny_vision import BUILD, build_gemma3, build_mistral3, build_smolvlm
+from tests.tiny_vision import BUILD, build_gemma3, build_gemma4, build_mistral3, build_smolvlm
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +152,18 @@ def test_settings_of_images_that_are_not_followed_are_named(
     engine = Engine(EngineSettings(model=str(tmp_path)))
     try:
         assert says in (engine.model_info.images_unsupported or "")
+    finally:
+        engine.close()
+
+
+def test_a_gemma_4_with_experts_shows_images(tmp_path: Path):
+    oracle = build_gemma4(tmp_path, has_experts=True)
+    engine = Engine(EngineSettings(model=str(tmp_path)))
+    try:
+        row = scored(engine, [ONE])
+        engine.add([row]).result()
+        assert row.images
+        check(row, oracle)
     finally:
         engine.close()
 

@@ -166,13 +166,6 @@ FORMATS = {
         "</minimax:tool_call>",
         invalid="<minimax:tool_call><invoke</minimax:tool_call>",
     ),
-    "minicpm5": FormatSample(  # its tags are not tokens
-        tokens=("+<think>", "+</think>"),
-        template_hint='<function name=" <param name="',
-        look='<function name="look"><param name="place">Zürich</param></function>',
-        count='<function name="count_up"><param name="x">1</param></function>',
-        invalid='<function name="fly"></function>',
-    ),
     "seed_oss": FormatSample(
         tokens=("<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>"),
         template_hint="<seed:tool_call> </seed:tool_call>",
@@ -489,6 +482,15 @@ TEXT_FORMATS = {
         count=f"{M3}<tool_call>{M3_COUNT}{M3}</tool_call>",
         both=f"{M3}<tool_call>\n{M3_LOOK}{M3_COUNT}{M3}</tool_call>",
         invalid=f"{M3}<tool_call>\n{M3}</x>{M3}</tool_call>",
+    ),
+    "minicpm5": FormatSample(
+        tokens=("+<think>", "+</think>"),
+        template_hint='<function name=" <param name="',
+        look='<function name="look"><param name="place">Zürich</param></function>',
+        count='<function name="count_up"><param name="x">1</param></function>',
+        both='<function name="look"><param name="place"><![CDATA[Zürich]]></param></function>'
+        '<function name="count_up"><param name="x">1</param></function>',
+        invalid='<function name="fly"></function>',
     ),
     "hunyuan_a13b": FormatSample(
         template_hint="<tool_calls> <answer>",

@@ -178,6 +178,16 @@ def _solar_open2(calls: Calls) -> str:
     return "\n".join(written)
 
 
+def _minicpm5(calls: Calls) -> str:
+    written = []
+    for name, arguments in calls:
+        values = {key: _raw(value) for key, value in arguments.items()}
+        values = {key: f"<![CDATA[{each}]]>" if re.search(r"[<&\n]", each) else each for key, each in values.items()}
+        pairs = "".join(f'<param name="{key}">{each}</param>' for key, each in values.items())
+        written.append(f'<function name="{name}">{pairs}</function>')
+    return "\n".join(written)
+
+
 def _step3(calls: Calls) -> str:
     written = []
     for name, arguments in calls:
@@ -325,6 +335,7 @@ WRITERS = {
     "llama4_pythonic": Writer(calls=_pythonic, sample="llama4_pythonic", is_opened=True),
     "longcat": Writer(calls=lambda calls: _in_one_line(calls, "longcat_"), sample="longcat", cannot_write=_PAIR_END),
     "minimax_m2": Writer(calls=_minimax_m2, sample="minimax_m2", cannot_write=_PARAMETER_END),
+    "minicpm5": Writer(calls=_minicpm5, sample="minicpm5", cannot_write=r"</function>|</param>|<function name="),
     "minimax_m3": Writer(calls=_minimax_m3, sample="minimax_m3", cannot_write=re.escape(_M3)),
     "mistral": Writer(
         calls=lambda calls: "".join(f"[TOOL_CALLS]{name}[ARGS]{to_json(given)}" for name, given in calls),

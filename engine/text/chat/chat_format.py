@@ -67,6 +67,8 @@ class ChatTags:
         told = format_of_template(_template_text(wrapper.chat_template))
         if name is not None and told is not None and FORMATS[told].mistaken_for == name:
             return tags.with_call_format(told)
+        if name is not None and FORMATS[name].markers is None:
+            return tags.with_call_format(name)
         if name is None:
             return replace(tags, call=call, tool_parser=wrapper.tool_parser)
         parser = FORMATS[name].parse or wrapper.tool_parser

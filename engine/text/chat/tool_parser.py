@@ -6,27 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scorepool.engine.text.chat.call_formats.call_format import ToolParser
 from scorepool.engine.text.chat.chat_format import ChatFormat, recipient_of
 from scorepool.engine.text.chat.text_calls import parse_text_calls
 
 log = logging.getLogger(__name__)
 
-# Parsers take quadratic time for a text that begins many calls and arguments and ends none: minutes, if a model was
-# made to write one. Longer texts, and texts with more beginnings, are not parsed.
-MAX_CALL_BYTES = 65_536
+MAX_CALL_BYTES = 2**18  # longer texts are not parsed
+# Parsers of mlx-lm take quadratic time for a text that begins many calls and arguments and ends none: minutes, if a
+# model was made to write one. To them texts are given only up to these limits.
+MAX_FOREIGN_BYTES = 65_536
 MAX_SCANNED_BYTES = 2**21  # by the regular expressions, which scan from each beginning to the end
-_BEGINNINGS = (
-    b"<|open|>",
-    b"<|tool_call_begin|>",
-    b"<arg_key>",
-    b"<atem:",
-    b"<function",
-    b"<invoke",
-    b"<longcat_arg_key>",
-    b"<param",
-    b"[ARGS]",
-    b"call:",
-)
+_BEGINNINGS = (b"<|open|>", b"<atem:", b"[ARGS]")
 
 _TEXT_FORMAT = ChatFormat(transitions={}, tool_parser=parse_text_calls)
 Tool = Mapping[str, Any]  # as chat templates read it: {"type": "function", "function": {"name", "parameters", ...}}
@@ -43,7 +34,7 @@ def parse_tool_calls(
     chat_format: ChatFormat, header: Sequence[str], text: bytes, tools: Sequence[Tool]
 ) -> list[ParsedCall]:
     """Return the calls in the text, or none if it cannot be parsed or calls a function that was not offered."""
-    if chat_format.tool_parser is None or not tools or not _is_cheap_to_parse(text):
+    if chat_format.tool_parser is None or not tools or not _is_cheap_to_parse(chat_format.tool_parser, text):
         return []
     try:
         parsed = chat_format.tool_parser(text.decode(), list(tools))
@@ -60,9 +51,11 @@ def parse_text(text: bytes, tools: Sequence[Tool]) -> list[ParsedCall]:
     return parse_tool_calls(_TEXT_FORMAT, (), text, tools)
 
 
-def _is_cheap_to_parse(text: bytes) -> bool:
+def _is_cheap_to_parse(parser: ToolParser, text: bytes) -> bool:
+    if not getattr(parser, "__module__", "").startswith("mlx_lm"):
+        return len(text) <= MAX_CALL_BYTES
     num_beginnings = sum(text.count(beginning) for beginning in _BEGINNINGS)
-    return len(text) <= MAX_CALL_BYTES and num_beginnings * len(text) <= MAX_SCANNED_BYTES
+    return len(text) <= MAX_FOREIGN_BYTES and num_beginnings * len(text) <= MAX_SCANNED_BYTES
 
 
 def _to_call(chat_format: ChatFormat, header: Sequence[str], parsed: Any) -> ParsedCall:

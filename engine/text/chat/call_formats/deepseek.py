@@ -16,7 +16,8 @@ from scorepool.engine.text.chat.call_formats.call_format import (
 
 _MARKERS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _CALL = re.compile(
-    r"<｜tool▁call▁begin｜>(?P<head>.*?)<｜tool▁sep｜>(?P<rest>.*?)<｜tool▁call▁end｜>(?=\s*(?:<｜tool▁call▁begin｜>|$))",
+    r"\s*+<｜tool▁call▁begin｜>(?>(?P<head>.*?)<｜tool▁sep｜>)(?P<rest>.*?)<｜tool▁call▁end｜>"
+    r"(?=\s*+(?:<｜tool▁call▁begin｜>|$))",
     re.DOTALL,
 )
 _FENCED = re.compile(r"(?P<name>\S+)\n```json\n(?P<arguments>.*)\n```", re.DOTALL)
@@ -24,10 +25,13 @@ _FENCED = re.compile(r"(?P<name>\S+)\n```json\n(?P<arguments>.*)\n```", re.DOTAL
 
 def parse(text: str, _: Any) -> list[Call]:
     """Return the calls of either version. Raises ValueError."""
-    calls = list(_CALL.finditer(text))
-    if not calls or _CALL.sub("", text).strip():
+    calls, at = list[Call](), 0
+    while call := _CALL.match(text, at):
+        calls.append(_to_call(call["head"].strip(), call["rest"]))
+        at = call.end()
+    if not calls or text[at:].strip():
         raise ValueError("this is not a list of calls")
-    return [_to_call(call["head"].strip(), call["rest"]) for call in calls]
+    return calls
 
 
 def _to_call(head: str, rest: str) -> Call:

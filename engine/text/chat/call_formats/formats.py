@@ -46,6 +46,7 @@ FORMATS: Mapping[str, CallFormat] = {
     "pythonic": pythonic.PYTHONIC,
     "llama3_json": json_calls.LLAMA3,
     "longcat": keys_and_values.LONGCAT,
+    "minicpm5": tagged_parameters.MINICPM5,
     "minimax_m2": tagged_parameters.MINIMAX_M2,
     "minimax_m3": minimax_m3.M3,
     "mistral": mistral.MISTRAL,

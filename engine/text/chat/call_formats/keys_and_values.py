@@ -35,7 +35,7 @@ from scorepool.engine.text.chat.call_formats.schemas import (
 _NAME = re.compile(r"[^\s<>]+")
 _KEY = re.compile(r"[^\s<>]+( [^\s<>]+)*")
 _FOLLOWED = ("additionalProperties", "properties", "required", "type")
-_SPACE = r"(?:\\n|\s)*"  # some models write the two characters \n
+_SPACE = r"(?:\\n|\s)*+"  # some models write the two characters \n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Tags:
     def pair_pattern(self) -> re.Pattern[str]:
         key, key_end, value, value_end = map(re.escape, (self.key, self.key_end, self.value, self.value_end))
         return re.compile(
-            rf"{_SPACE}{key}(?P<key>.*?){key_end}{_SPACE}{value}(?P<value>.*?){value_end}(?={_SPACE}(?:{key}|$))",
+            rf"{_SPACE}{key}(?P<key>[^<]*+){key_end}{_SPACE}{value}(?P<value>.*?){value_end}(?={_SPACE}(?:{key}|$))",
             re.DOTALL,
         )
 

@@ -14,10 +14,10 @@ from scorepool.engine.text.chat.call_formats.call_format import (
 )
 
 _HEAD = re.compile(
-    r"\s*(?:<\|tool_call_begin\|>)?\s*(?P<id>(?:functions\.)?(?P<name>[^<>:{}]+):\d+)\s*"
-    r"<\|tool_call_argument_begin\|>\s*"
+    r"\s*+(?:<\|tool_call_begin\|>)?\s*+(?P<id>(?:functions\.)?(?P<name>[^<>:{}]++):\d++)\s*+"
+    r"<\|tool_call_argument_begin\|>\s*+"
 )
-_END = re.compile(r"\s*<\|tool_call_end\|>")
+_END = re.compile(r"\s*+<\|tool_call_end\|>")
 
 
 def parse(text: str, _: Any) -> list[Call]:

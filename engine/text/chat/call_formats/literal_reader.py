@@ -125,8 +125,10 @@ class LiteralReader:
     def _is_escaped(self, start: int, end: int) -> bool:
         if not self._has_escapes:
             return False
-        before = self.text[start:end]
-        return (len(before) - len(before.rstrip("\\"))) % 2 == 1
+        at = end
+        while at > start and self.text[at - 1] == "\\":
+            at -= 1
+        return (end - at) % 2 == 1
 
 
 def unescape(text: str) -> str:

@@ -41,6 +41,7 @@ from scorepool.engine.text.chat.call_formats.schemas import (
 )
 
 _NAME = re.compile(r"[^\s<>\"']+( [^\s<>\"']+)*")
+_CDATA = re.compile(r"\s*+<!\[CDATA\[(?P<text>.*)\]\]>\s*+", re.DOTALL)
 _FOLLOWED = ("additionalProperties", "properties", "required", "type")
 
 
@@ -54,6 +55,7 @@ class Tags:
     parameter_end: str
     newline: str = ""  # between a value and its tags
     after_parameter: str = "\n"
+    has_cdata: bool = False  # values with <, & or a line's end may stand in <![CDATA[...]]>
     kinds: tuple[str, str] | None = None  # what follows the name of a string, and of anything else
     delimiters: Collection[str] = ()
 
@@ -70,7 +72,7 @@ class Tags:
         beginning = re.escape(self.parameter.partition("{}")[0])
         follows = rf"(?=\s*(?:{beginning}|{re.escape(self.function_end)}|$))"
         value = r"(?P<value>.*?)" + re.escape(self.parameter_end)
-        kind = "" if self.kinds is None else f"(?P<kind>{'|'.join(map(re.escape, self.kinds))}|>)"
+        kind = "" if self.kinds is None else f"(?P<kind>{'|'.join(re.escape(each.strip()) for each in self.kinds)}|>)"
         return re.compile(rf"\s*{_pattern_of(self.parameter)}{kind}{value}{follows}", re.DOTALL)
 
     def rule(self, text: str, vocabulary: Vocabulary) -> str:
@@ -90,9 +92,12 @@ class Tags:
 
 
 def _pattern_of(tag: str) -> str:
-    """Return the pattern of an opening tag. Models forget quotes around names, or add some."""
+    """Return the pattern of an opening tag. Models forget quotes around names, or add some.
+
+    It never goes back: a text with many spaces would take quadratic time.
+    """
     before, _, after = (re.escape(each.strip('"')) for each in tag.partition("{}"))
-    return rf"{before}\s*[\"']?(?P<name>[^<>\"'\n]+?)[\"']?\s*{after}"
+    return rf"{before}\s*+[\"']?(?P<name>[^<>\"'\n]++)[\"']?\s*+{after}"
 
 
 def parse(text: str, tools: Any, tags: Tags) -> list[Call]:
@@ -118,8 +123,8 @@ def _read_call(text: str, at: int, tools: Any, tags: Tags) -> tuple[Call | None,
     arguments: dict[str, Any] = {}
     while parameter := parameter_pattern.match(text, at):
         key, at = parameter["name"].strip(), parameter.end()
-        value, schema = _unwrapped(parameter["value"], tags.newline), properties.get(key, {})
-        is_string = tags.kinds is not None and parameter["kind"] == tags.kinds[0]
+        value, schema = _unwrapped(parameter["value"], tags), properties.get(key, {})
+        is_string = tags.kinds is not None and parameter["kind"] == tags.kinds[0].strip()
         is_text = is_string and "string" in told_types(schema, parameters)
         arguments[key] = value if is_text else read_value(value, schema, parameters)
     end = tags.end_pattern.match(text, at)
@@ -128,8 +133,9 @@ def _read_call(text: str, at: int, tools: Any, tags: Tags) -> tuple[Call | None,
     return {"name": name, "arguments": arguments}, end.end()
 
 
-def _unwrapped(value: str, newline: str) -> str:
-    return value.removeprefix(newline).removesuffix(newline)
+def _unwrapped(value: str, tags: Tags) -> str:
+    found = _CDATA.fullmatch(value) if tags.has_cdata else None
+    return found["text"] if found else value.removeprefix(tags.newline).removesuffix(tags.newline)
 
 
 def _arguments(rule: str, parameters: Schema, strict: bool, tags: Tags, vocabulary: Vocabulary) -> list[str]:
@@ -226,6 +232,28 @@ def _step_tag(start: str, end: str, vocabulary: Vocabulary) -> ToolCallTag | Non
     )
 
 
+def _parse_minicpm(text: str, tools: Any) -> list[Call]:
+    """Return the call of MiniCPM5. The first token may begin before it. Raises ValueError."""
+    return parse(text[text.index(_MINICPM_OPENING) :], tools, _MINICPM)
+
+
+def _minicpm_tag(_: str, __: str, vocabulary: Vocabulary) -> ToolCallTag:
+    def call_of(name: str, arguments: str) -> str:
+        check_name(name, _NAME, "words without quotes, < and >")
+        return f'{literal(f"""{name}">""")} {arguments} "</function>"'
+
+    opening = f'{_MINICPM_OPENING}"'
+    return ToolCallTag(
+        call_of=call_of,
+        one="function",
+        several=f'function ("\\n"? {literal(opening)} function)*',
+        arguments=partial(_arguments, tags=_MINICPM, vocabulary=vocabulary),
+        opening=literal(opening),
+        text_and_opening=text_and_opening(opening, (), vocabulary),
+    )
+
+
+_MINICPM_OPENING = "<function name="
 _DSML = "｜DSML｜"  # a token
 
 
@@ -281,6 +309,14 @@ _DEEPSEEK = Tags(
     kinds=(' string="true">', ' string="false">'),
     delimiters=[_DSML],
 )
+_MINICPM = Tags(
+    function='<function name="{}">',
+    function_end="</function>",
+    parameter='<param name="{}">',
+    parameter_end="</param>",
+    after_parameter="",
+    has_cdata=True,
+)
 _STEP = Tags(
     function='<steptml:invoke name="{}">',
     function_end="</steptml:invoke>",
@@ -298,4 +334,13 @@ STEP3 = CallFormat(
     parse=_parse_step,
     tag=_step_tag,
     tells=("<｜tool_calls_begin｜>", "<steptml:invoke"),
+)
+MINICPM5 = CallFormat(
+    opening=_MINICPM_OPENING,
+    closing="</function>",
+    opens_anywhere=True,
+    parse=_parse_minicpm,
+    tag=_minicpm_tag,
+    mlx_lm="minicpm5",
+    tells=('<function name="', '<param name="'),
 )

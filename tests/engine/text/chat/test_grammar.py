@@ -143,6 +143,7 @@ LOOK = {
     "solar_open2": "<|tool_call:start|>look\n<|tool_arg:start|>x<|tool_arg:value|>1<|tool_arg:end|>\n<|tool_call:end|>",
     "step3": '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="look">'
     '<steptml:parameter name="x">1</steptml:parameter></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>',
+    "minicpm5": '<function name="look"><param name="x">1</param></function>',
     "minimax_m3": ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="look">]<]minimax[>[<x>1]<]minimax[>[</x>'
     "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
     "xlam": '[{"name": "look", "arguments": {"x": 1}}]',

@@ -23,7 +23,8 @@ SAMPLE_OF = {  # the sample of the format of a name, if they differ
     "qwen3_xml": "qwen3_coder",
     "step3p5": "qwen3_coder",
 }
-TEXTS = {*OPENED_FORMATS, "functionary_v32", "granite-20b-fc", "hunyuan_a13b", "olmo3"}  # without tokens of their own
+# Those without tokens of their own.
+TEXTS = {*OPENED_FORMATS, "functionary_v32", "granite-20b-fc", "hunyuan_a13b", "minicpm5", "olmo3"}
 NAMES = [name for name in TOOL_PARSERS if name not in ("auto", "none")]
 
 

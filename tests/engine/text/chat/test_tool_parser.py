@@ -1,13 +1,15 @@
 """A model's tool call is either one that can be made or no call at all, whatever the parser of its format returns."""
 
+import json
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from scorepool.engine.text.chat.chat_format import ChatFormat
-from scorepool.engine.text.chat.tool_parser import MAX_CALL_BYTES, ParsedCall, parse_tool_calls
-from tests.chat_formats import TOOLS, chat_codec_of
+from scorepool.engine.text.chat.tool_parser import MAX_CALL_BYTES, MAX_FOREIGN_BYTES, ParsedCall, parse_tool_calls
+from tests.chat_formats import EOS, SAMPLES, TOOLS, chat_codec_of, generation_prompt_of
 
 
 def parse(parser: Callable[[str, Any], Any], text: bytes = b"text", tools: Any = TOOLS) -> list[ParsedCall]:
@@ -55,20 +57,66 @@ def test_a_parser_that_raises_has_found_no_call(error: type[Exception]):
     assert parse(fails) == []
 
 
-@pytest.mark.parametrize("text", [b"a" * (MAX_CALL_BYTES + 1), b"call:f{" * 2000, b"<arg_key>" * 2000])
-def test_a_text_that_takes_minutes_to_parse_is_not_parsed(text: bytes):
+def test_a_text_that_takes_minutes_to_parse_is_not_parsed():
+    parsed: list[object] = []
+    assert parse(lambda *given: parsed.append(given), b"a" * (MAX_CALL_BYTES + 1)) == []
+    assert parsed == []
+
+
+@pytest.mark.parametrize("text", [b"[ARGS]{" * 2000, b"a" * (MAX_FOREIGN_BYTES + 1)])
+def test_texts_that_take_minutes_are_not_given_to_mlx_lm(text: bytes):
     parsed: list[object] = []
 
-    assert parse(lambda *given: parsed.append(given), text) == []
+    def foreign(*given: object) -> None:
+        parsed.append(given)
+
+    foreign.__module__ = "mlx_lm.tool_parsers.mistral"
+    assert parse(foreign, text) == []
     assert parsed == []
 
 
 def test_a_large_call_is_parsed():
-    text = f'{{"name": "look", "arguments": {{"place": "{"call: me " * 20 + "x" * 60_000}"}}}}'
+    text = f'{{"name": "look", "arguments": {{"place": "{"call: me " * 20 + "x" * 100_000}"}}}}'
 
     (call,) = parse_tool_calls(chat_codec_of("json_tools").chat_format, (), text.encode(), TOOLS)
 
-    assert len(call.arguments) > 60_000
+    assert len(call.arguments) > 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3_coder", "<function=look" + " " * 200_000),
+        ("qwen3_coder", "<function=look>\n<parameter=place>\n" + "</parameter>x" * 15_000),
+        ("qwen3_coder", "<function=look>\n<parameter=place>" * 6_000),
+        ("kimi_k2", " " * 200_000),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>" * 4_000),
+        ("glm47", "look" + "<arg_key>x</arg_key><arg_value>1" * 7_000),
+        ("solar_open2", "look\n" + "<|tool_arg:start|>x<|tool_arg:value|>1" * 6_000),
+        ("minicpm5", '<function name="look' + "=" * 200_000),
+        ("pythonic", "[look(x=" + "'\\" * 100_000),
+    ],
+)
+def test_texts_that_end_nothing_take_linear_time(name: str, text: str):
+    """They took minutes. A second is a hundred times what they take."""
+    started_at = time.process_time()
+    assert parse_tool_calls(chat_codec_of(name).chat_format, (), text.encode(), TOOLS) == []
+    assert time.process_time() - started_at < 1
+
+
+@pytest.mark.parametrize("name", ["json_tools", "qwen3_coder", "deepseek_v32", "functionary_v32", "minimax_m3"])
+def test_reading_long_arguments_token_by_token_takes_linear_time(name: str):
+    """100 KB in tokens of one byte take 0.2 s; quadratic reading would take minutes."""
+    sample, chat = SAMPLES[name], chat_codec_of(name)
+    text = sample.look.replace("Zürich", "x<y> " * 20_000)
+    ids = chat.tokenizer.encode((text + EOS).removeprefix(sample.opened), add_bos=False)[0]
+    parser = chat.output_parser(generation_prompt_of(name))
+    started_at = time.process_time()
+    for token_id in ids:
+        parser.read(token_id)
+    calls = [call for span in parser.spans for call in chat.parse_tool_calls(span, ids, TOOLS)]
+    assert time.process_time() - started_at < 3
+    assert [len(json.loads(call.arguments)["place"]) for call in calls] == [100_000]
 
 
 @pytest.mark.parametrize("text", [b"[" * 60_000, b'{"a":' * 10_000, b"[look(x=" + b"(" * 50_000, b"\xff\xfe"])

@@ -45,13 +45,9 @@ from scorepool.store.keys import (
     TOKENS,
     WEBHOOKS,
     Keys,
-    RqKeys,
-    is_own_queue,
-    queue_name,
-    queue_names,
-    rq_queue,
 )
 from scorepool.store.redis_url import has_password
+from scorepool.store.rq_keys import RqKeys, is_own_queue, queue_name, queue_names, rq_queue
 from scorepool.store.sentinel import SentinelUrl
 from scorepool.store.server_map import MappedServer, ServerMap
 from scorepool.store.settings import (

@@ -9,14 +9,15 @@ from rq.serializers import JSONSerializer
 
 from scorepool import wire
 from scorepool.store.job_fields import JobField
-from scorepool.store.keys import INFER, RqKeys, queue_name
+from scorepool.store.keys import INFER
+from scorepool.store.rq_keys import RqKeys, queue_name
 
 # rq.Job requires a connection. This one is never used: nothing here touches the network.
 _UNUSED_CONNECTION = Redis()
 
 RQ_RETRIES = 3  # of a job whose worker is gone, if one of RQ's own cleaners finds it before reclaim.lua does
 
-Job.redis_job_namespace_prefix = RqKeys.job("")  # see keys.py; unchanged with the default prefix
+Job.redis_job_namespace_prefix = RqKeys.job("")  # see rq_keys.py; unchanged with the default prefix
 
 
 def new_job(

@@ -1,4 +1,4 @@
-"""Every key that a process of ours reads or writes in Redis: our own (`Keys`) and RQ's (`RqKeys`).
+"""Every key of our own that a process reads or writes in Redis. Those of RQ are in rq_keys.py.
 
 No other module contains the name of a key.
 
@@ -12,23 +12,19 @@ so that two deployments can share a database. RQ lets no other key be renamed: `
 `rq:queues` and `rq:suspended` are shared. A model's name has no colon, so `P::<model>` is no queue of another
 deployment.
 
-To rename a key, change it here: Lua gets the names as constants (LUA_CONSTANTS, see scripts.py).
+To rename a key, change it here: scripts get the names as constants (lua_constants.py).
 """
 
 import os
-from typing import get_args
-
-from scorepool.wire.request_fields import Priority
-from scorepool.wire.stored_result import MAX_RECORD_BYTES
 
 DEFAULT_PREFIX = "scorepool"
 PREFIX = os.environ.get("SCOREPOOL_REDIS_PREFIX", DEFAULT_PREFIX)  # every process checks it with Settings.load
-_QUEUE_PREFIX = "" if PREFIX == DEFAULT_PREFIX else f"{PREFIX}::"
+QUEUE_PREFIX = "" if PREFIX == DEFAULT_PREFIX else f"{PREFIX}::"
 
 INFER = "worker.infer"  # the job function that runs one wire.Request on the engine
 DELIVER = "worker.webhook.deliver"  # the job function that sends one event to one receiver
 WEBHOOKS_NAME = "webhooks"
-WEBHOOKS = f"{_QUEUE_PREFIX}{WEBHOOKS_NAME}"  # the queue of webhook deliveries
+WEBHOOKS = f"{QUEUE_PREFIX}{WEBHOOKS_NAME}"  # the queue of webhook deliveries
 TOKENS = f"{PREFIX}:tokens"  # stream: one entry {step} per write of a worker with streaming requests; not persisted
 DONE = f"{PREFIX}:done"  # stream: one entry {id} per job that ended
 LIST_LENGTH = 64  # jobs in RQ's list of a queue that owners share; the rest is in their backlogs (lua/backlog.lua)
@@ -42,8 +38,6 @@ BATCH_BYTES = 4096  # about, of a batch beside its lines
 DELIVERY_KEPT_S = 14 * 86_400  # a delivery that was given up, so that it can be replayed
 
 LATENCY_MS = "latency_ms"  # a field of Keys.outcome_counts
-
-_JOB = "rq:job:" if PREFIX == DEFAULT_PREFIX else f"rq:job:{PREFIX}:"
 
 
 class Keys:
@@ -307,172 +301,3 @@ class Keys:
     def speeds(queue: str) -> str:
         """hash: how fast the workers of the queue are, see store/lua/speeds.lua."""
         return f"{PREFIX}:speeds:{queue}"
-
-
-class RqKeys:
-    """RQ's keys, as RQ 2.12 spells them."""
-
-    queues = "rq:queues"  # set: keys of all queues
-    suspended = "rq:suspended"  # exists while `rq suspend` holds
-    workers = "rq:workers"  # set: keys of all workers
-
-    @staticmethod
-    def queue(queue: str) -> str:
-        return f"rq:queue:{queue}"
-
-    @staticmethod
-    def registry(name: str, queue: str) -> str:
-        """zset: ids of the jobs of a queue in one state.
-
-        `name` is wip, finished, failed, deferred, scheduled, canceled.
-        """
-        return f"rq:{name}:{queue}"
-
-    @staticmethod
-    def job(job_id: str) -> str:
-        """hash: see job_fields.py."""
-        return f"{_JOB}{job_id}"
-
-    @staticmethod
-    def dependents(job_id: str) -> str:
-        """set: ids of the jobs that wait for this one."""
-        return f"{RqKeys.job(job_id)}:dependents"
-
-    @staticmethod
-    def execution(lease_key: str) -> str:
-        """hash that expires when the lease is over."""
-        return f"rq:execution:{lease_key}"
-
-    @staticmethod
-    def executions(job_id: str) -> str:
-        return f"rq:executions:{job_id}"
-
-    @staticmethod
-    def results(job_id: str) -> str:
-        """stream: RQ's own record of the job's results."""
-        return f"rq:results:{job_id}"
-
-    @staticmethod
-    def worker(name: str) -> str:
-        return f"rq:worker:{name}"
-
-    @staticmethod
-    def workers_of(queue: str) -> str:
-        return f"rq:workers:{queue}"
-
-    @staticmethod
-    def commands(worker: str) -> str:
-        """Channel: commands for one worker."""
-        return f"rq:pubsub:{worker}"
-
-
-def rq_queue(name: str) -> str:
-    """Return the name that RQ gives the queue `name` of this deployment, which may have been given already."""
-    return name if name.startswith(_QUEUE_PREFIX) else f"{_QUEUE_PREFIX}{name}"
-
-
-def is_own_queue(queue: str) -> bool:
-    """True if the queue, by its name in RQ, belongs to this deployment."""
-    return queue.startswith(_QUEUE_PREFIX) if _QUEUE_PREFIX else "::" not in queue
-
-
-def queue_name(model: str, priority: Priority) -> str:
-    """Return RQ's name of the queue of a model and a priority."""
-    return rq_queue(model if priority == "normal" else f"{model}:{priority}")
-
-
-def queue_names(*names: str) -> list[str]:
-    """Return the queues of a model, the first to be drained first.
-
-    Jobs for an alias are in the queues of the model's first name, except those that were accepted while no worker was
-    live, when the alias could not be resolved.
-    """
-    return [queue_name(name, priority) for priority in get_args(Priority) for name in names]
-
-
-# The names that scripts use. The prelude of a script (scripts.py) defines those that it mentions.
-LUA_CONSTANTS: dict[str, str | int] = {
-    "DELIVER": DELIVER,
-    "WEBHOOKS": WEBHOOKS,
-    "DELIVERY_KEPT_S": DELIVERY_KEPT_S,
-    "MEMORY_FOR_NEW": MEMORY_FOR_NEW,
-    "MEMORY_FOR_CLAIMS": MEMORY_FOR_CLAIMS,
-    # ours; a name that ends in _ is a prefix
-    "REQUEST_": Keys.request(""),
-    "RESPONSE_": Keys.response(""),
-    "OUTCOME_": Keys.outcome(""),
-    "OUTCOME_UPLOAD_": Keys.outcome_upload(""),
-    "CHECKPOINT_": Keys.checkpoint(""),
-    "CHECKPOINT_COUNTS": Keys.checkpoint_counts,
-    "STORED_RESULTS": Keys.stored_results,
-    "MAX_RECORD_BYTES": MAX_RECORD_BYTES,
-    "DELIVERY_ID_": Keys.delivery(""),
-    "ENDPOINTS_OF_": Keys.endpoints_of(""),
-    "FILE_": Keys.file(""),
-    "_PARTS": Keys.file_parts("").removeprefix(Keys.file("")),
-    "READER_": Keys.file_reader(""),
-    "FILES_OF_": Keys.files_of(""),
-    "DELIVERIES_OF_": Keys.deliveries_of(""),
-    "JOBS_OF_": Keys.jobs_of(""),
-    "BACKLOG_": Keys.backlog("", "")[:-1],  # <queue>:<owner> follows
-    "FAIR_SHARE_": Keys.fair_share(""),
-    "SERVED_": Keys.served(""),
-    "WAKE_": Keys.wake(""),
-    "WAITING_WORKERS_": Keys.waiting_workers(""),
-    "SPEEDS_": Keys.speeds(""),
-    "SPEED_TOTALS_": Keys.speed_totals(""),
-    "NOTHING_UNBEGUN_": Keys.nothing_unbegun(""),
-    "DONE": DONE,
-    "OUTCOME_COUNTS": Keys.outcome_counts,
-    "LATENCY_MS": LATENCY_MS,
-    "SWEEP_SCHEDULE": Keys.sweep_schedule,
-    "LEDGER_OF_": Keys.ledger_of(""),
-    "SIZES_OF_": Keys.sizes_of(""),
-    "FILE_ID_": FILE_ID,
-    "BATCH_ID_": BATCH_ID,
-    "BATCH_": Keys.batch(""),
-    "BATCH_TURNS": Keys.batch_turns,
-    "BATCHES_OF_": Keys.batches_of(""),
-    "LIVE_BATCHES_OF_": Keys.live_batches_of(""),
-    "DELIVERY_BYTES": DELIVERY_BYTES,
-    "LIST_LENGTH": LIST_LENGTH,
-    "FILE_BYTES": FILE_BYTES,
-    "JOB_BYTES": JOB_BYTES,
-    "UNSERVED": Keys.unserved,
-    "UNSERVED_OF_": Keys.unserved_of(""),
-    "MODELS": Keys.models,
-    "SERVED_MODEL_": Keys.served_model(""),
-    "CROSSCHECK_INBOX_": Keys.crosscheck_inbox(""),
-    "RESULT_CACHE": Keys.result_cache,
-    "RESULT_CACHE_USES": Keys.result_cache_uses,
-    "RESULT_CACHE_COUNTS": Keys.result_cache_counts,
-    "WEIGHTS_": Keys.weights(""),
-    "WEIGHTS_WORKERS_": Keys.weights_workers(""),
-    "WEIGHTS_MOVES_": Keys.weights_moves(""),
-    "WEIGHTS_CHANGED_": Keys.weights_changed(""),
-    "WEIGHTS_UPLOAD_": Keys.weights_upload(""),
-    "PAUSED": Keys.paused,
-    "RECENT_MODELS": Keys.recent_models,
-    "RECENT_MODEL_": Keys.recent_model(""),
-    # RQ's
-    "QUEUES": RqKeys.queues,
-    "OWN_QUEUE_": RqKeys.queue(_QUEUE_PREFIX),
-    "SUSPENDED": RqKeys.suspended,
-    "WORKERS": RqKeys.workers,
-    "WORKER_": RqKeys.worker(""),
-    "WORKERS_OF_": RqKeys.workers_of(""),
-    "QUEUE_": RqKeys.queue(""),
-    "WIP_": RqKeys.registry("wip", ""),
-    "FINISHED_": RqKeys.registry("finished", ""),
-    "FAILED_": RqKeys.registry("failed", ""),
-    "CANCELED_": RqKeys.registry("canceled", ""),
-    "DEFERRED_": RqKeys.registry("deferred", ""),
-    "SCHEDULED_": RqKeys.registry("scheduled", ""),
-    "JOB_": RqKeys.job(""),
-    "_DEPENDENTS": RqKeys.dependents("").removeprefix(RqKeys.job("")),
-    "_DEPENDENCIES": ":dependencies",
-    "EXECUTION_": RqKeys.execution(""),
-    "EXECUTIONS_": RqKeys.executions(""),
-    "RESULTS_": RqKeys.results(""),
-    "COMMANDS_": RqKeys.commands(""),
-}

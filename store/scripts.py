@@ -11,7 +11,7 @@ from functools import cache
 from importlib import resources
 
 from scorepool.store.job_fields import JobField
-from scorepool.store.keys import LUA_CONSTANTS
+from scorepool.store.lua_constants import LUA_CONSTANTS
 
 _FOLDER = resources.files("scorepool.store").joinpath("lua")
 _FLAGS = re.compile(r"\A-- flags: (\S+)$", re.MULTILINE)

@@ -45,12 +45,26 @@ def read_back(name: str, num: int, seed: int) -> Findings:
     """Write and read `num` turns of a format."""
     writer = WRITERS[name]
     sample, found = SAMPLES[writer.sample], Findings()
-    training = [written(turn, writer, sample) for turn in turns(_TRAINING_SEED, NUM_TRAINING_TURNS)]
-    codec = _codec(sample, [text.replace(SPLIT, "") for text in training], writer.is_text)
+    codec = codec_of(name)
     rng = random.Random(seed)  # noqa: S311
     for turn in turns(seed, num, writer.cannot_write):
         _read_one(turn, writer, sample, codec, rng, found)
     return found
+
+
+def codec_of(name: str) -> ChatCodec:
+    """Return the codec of a format whose tokenizer learned its tokens from turns of the format."""
+    writer = WRITERS[name]
+    sample = SAMPLES[writer.sample]
+    training = [written(turn, writer, sample) for turn in turns(_TRAINING_SEED, NUM_TRAINING_TURNS)]
+    return _codec(sample, [text.replace(SPLIT, "") for text in training], writer.is_text)
+
+
+def difference(answered: Run, token_ids: list[int]) -> str | None:
+    """Say what is wrong with an answer, whatever it means. The answer may have ended before its last token."""
+    if _streamed(answered) != _whole(answered):
+        return "streamed differently"
+    return None if _is_aligned(answered, token_ids[: len(_entries(answered))]) else "misaligned"
 
 
 def written(turn: Turn, writer: Writer, sample: FormatSample) -> str:
@@ -148,4 +162,4 @@ def _is_aligned(answered: Run, token_ids: list[int]) -> bool:
         if entry.channel in joined_bytes:
             joined_bytes[entry.channel] += expected
     texts = {"content": message.content or "", "reasoning": message.reasoning_content or ""}
-    return texts == {channel: text.decode() for channel, text in joined_bytes.items()}
+    return texts == {channel: text.decode(errors="replace") for channel, text in joined_bytes.items()}

@@ -8,7 +8,7 @@ import pytest
 from mlx_lm.tool_parsers import qwen3_coder
 
 from scorepool.engine import ChatCodec
-from survey.calls import document, read_back
+from survey.calls import document, hostile, read_back
 from survey.calls.generated import SPLIT, turns
 from survey.calls.writers import WRITERS
 from tests.answered_chat import Run
@@ -31,6 +31,11 @@ def test_calls_are_read_back_as_they_were_written(name: str):
     assert found.wrong == 0, found.examples
     assert found.turns == 10
     assert found.calls >= 10
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_an_answer_that_is_no_call_of_any_format_is_streamed_as_it_is_told_whole(name: str):
+    assert hostile.check(name, 6, 1, pytest.fail) == 0
 
 
 @pytest.mark.soak

@@ -98,7 +98,7 @@ def delimited(text: str, delimiters: Collection[str], vocabulary: Vocabulary) ->
 def text_and_opening(opening: str, delimiters: Collection[str], vocabulary: Vocabulary) -> list[str]:
     """Return the rules of any text and the opening of calls behind it."""
     first = _parts(opening, delimiters, vocabulary)[0]
-    first = "" if first in delimiters else first
+    first = "" if first in delimiters and first in vocabulary else first
     rest = opening.removeprefix(first)
     lazy = "" if rest else "[lazy]"  # a token ends the text, or the opening does
     return [

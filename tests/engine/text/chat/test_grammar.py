@@ -17,6 +17,7 @@ from tests.chat_formats import (
     EOS,
     FORMATS,
     SAMPLES,
+    TEXT_FORMATS,
     chat_codec_of,
     compile_constraint,
     generation_prompt_of,
@@ -173,6 +174,19 @@ LOOK = {
 @pytest.mark.parametrize("name", LOOK)
 def test_without_parallel_calls_one_call_ends_the_answer(name: str):
     assert Answer(name, ONE_CALL).allowed_after(LOOK[name]) == {EOS}
+
+
+@pytest.mark.parametrize("name", TEXT_FORMATS)
+def test_a_call_that_begins_with_a_text_may_follow_content_and_is_constrained(name: str):
+    sample = TEXT_FORMATS[name]
+    answer = Answer(name, MAY_CALL)
+    before = sample.content[0].removeprefix(sample.opened)
+
+    assert answer.allowed_after(f"{before}1 < 2, so I look. ") > {"a", "{", EOS}
+    assert "z" not in answer.allowed_after(
+        sample.opened + LOOK[name].partition("look")[0]
+    )  # a name that was not offered
+    assert EOS in answer.allowed_after(f"look{LOOK[name].partition('look')[2]}")
 
 
 @pytest.mark.parametrize("name", ["json_tools", "mistral"])

@@ -67,22 +67,33 @@ def tag_structure(
     if think is None:
         return structure(rules=tuple(rules))
     start, end = think
+    header = f"{marker_rule([vocabulary[token]])}? " if (token := _header(call_format, vocabulary)) else ""
     rules.append(f"rest_of_reasoning: {any_except({*eos_ids, start[0], end[0]} | call_start)} {marker_rule(end)}")
     return structure(
         rules=tuple(rules),
         rest_of_reasoning="rest_of_reasoning",
-        reasoning=f"{marker_rule(start)} rest_of_reasoning",
+        reasoning=f"{header}{marker_rule(start)} rest_of_reasoning",
     )
 
 
 def _marked(content: str, call_format: CallFormat | None, vocabulary: Mapping[str, int]) -> str:
     """Return the fragment of content with the tokens that may stand before and after it."""
     before, after = ((), ()) if call_format is None else call_format.content_marks
+    header = _header(call_format, vocabulary)
     fragments = [
-        " | ".join(marker_rule([vocabulary[mark]]) for mark in marks if mark in vocabulary) for marks in (before, after)
+        " | ".join(marker_rule([vocabulary[mark]]) for mark in marks if mark in vocabulary and mark != header)
+        for marks in (before, after)
     ]
     first, last = (f"({fragment}){{0,2}}" if fragment else "" for fragment in fragments)
+    if header:  # what follows on it alone is no content
+        first = f"{marker_rule([vocabulary[header]])}? ({fragments[0]})"
     return f"{first} {content} {last}".strip()
+
+
+def _header(call_format: CallFormat | None, vocabulary: Mapping[str, int]) -> str:
+    """Return the token with which each message of the format begins, if it has one."""
+    header = "" if call_format is None else call_format.header_start
+    return header if call_format and header in call_format.content_marks[0] and header in vocabulary else ""
 
 
 def opened_structure(

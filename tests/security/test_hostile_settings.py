@@ -10,6 +10,8 @@ ANYTHING |= {
     "adapters",
     "drafts",
     "models",
+    "redis_urls",
+    "redis_urls_file",
     "result_store",
     "uds",
     "url",

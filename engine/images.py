@@ -87,6 +87,9 @@ class ImageCodec(Protocol):
     def tokens_of(self, data: Shown) -> ImageTokens:
         """Return the tokens that stand for an image or a video. Raises InvalidRequest for what cannot be decoded."""
 
+    def frames_of(self, video: Video | VideoFile) -> Sequence[bytes]:
+        """Return the frames of a video as files of images. Raises InvalidRequest."""
+
 
 def digest_of(data: Shown) -> str:
     """Return a digest of an image's file, or of a video."""

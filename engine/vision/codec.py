@@ -2,18 +2,21 @@
 
 import warnings
 from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import closing
 from io import BytesIO
 from threading import Lock
 
 from PIL import Image, ImageOps
 
 from scorepool.engine.errors import InvalidRequest
-from scorepool.engine.images import ImageTokens, Shown, VideoFile, digest_of
+from scorepool.engine.images import ImageTokens, Shown, Video, VideoFile, digest_of
 from scorepool.engine.vision.family import FamilyImages, FamilyVideos, ProcessedImage
 from scorepool.engine.vision.video_file import SampledFrames
 
 MAX_BYTES = 2**28  # of processed images that are kept until their features are computed
 MAX_PIXELS = 2**26  # of one image; who gives images checks their headers against less
+MAX_FRAME_BYTES = 2**27  # of the frames of a video file that become images, as files
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 
@@ -30,9 +33,10 @@ class ImageProcessor:
         self.video_marker = self._videos.marker if self._videos else None
         self.video_marker_id = self._videos.marker_id if self._videos else None
         self.feature_ids = frozenset({images.feature_id} | ({self._videos.marker_id} if self._videos else set()))
-        self._lock = Lock()  # guards the two below, and lets one image be decoded at a time
+        self._lock = Lock()  # guards the three below, and lets one image be decoded at a time
         self._kept: OrderedDict[str, ProcessedImage] = OrderedDict()  # by digest, least recently used first
         self._num_bytes = 0
+        self._last_video: tuple[str, list[bytes]] = ("", [])  # a digest, and the frames; items of a job share a video
 
     def tokens_of(self, data: Shown) -> ImageTokens:
         """Return the tokens that stand for an image or a video; see ImageCodec."""
@@ -40,6 +44,16 @@ class ImageProcessor:
         processed = self.process(digest, data)
         shape = processed.grid, processed.times, processed.num_frames
         return ImageTokens(digest, data, processed.token_ids, *shape)
+
+    def frames_of(self, video: Video | VideoFile) -> Sequence[bytes]:
+        """Return the frames of a video as files of images; see ImageCodec."""
+        if isinstance(video, Video):
+            return video.frames
+        digest = digest_of(video)
+        with self._lock:
+            if digest != self._last_video[0]:
+                self._last_video = digest, _frame_files(video, self._max_frames)
+            return self._last_video[1]
 
     def process(self, digest: str, data: Shown) -> ProcessedImage:
         """Return an image or a video, given with its digest, as the vision tower takes it.
@@ -64,11 +78,26 @@ class ImageProcessor:
             raise InvalidRequest(f"models of the family {self.family} take no videos; expected images, such as frames")
         if not isinstance(data, VideoFile):
             return self._videos.process(map(decode, data.frames), len(data.frames), data.fps)
-        sampled = SampledFrames(data, self._max_frames)
-        try:
+        with closing(SampledFrames(data, self._max_frames)) as sampled:
             return self._videos.process(sampled, sampled.num_frames, data.fps)
-        finally:
-            sampled.close()
+
+
+def _frame_files(video: VideoFile, max_frames: int) -> list[bytes]:
+    """Return sampled frames as PNG files. Raises InvalidRequest."""
+    files: list[bytes] = []
+    num_bytes = 0
+    with closing(SampledFrames(video, max_frames)) as sampled:
+        for frame in sampled:
+            file = BytesIO()
+            frame.save(file, "PNG", compress_level=1)
+            files.append(file.getvalue())
+            num_bytes += len(files[-1])
+            if num_bytes > MAX_FRAME_BYTES:
+                raise InvalidRequest(
+                    f"the frames of a video have more than {MAX_FRAME_BYTES} bytes as images; expected fewer, with a "
+                    "lower `fps`, or smaller ones"
+                )
+    return files
 
 
 def decode(data: bytes) -> Image.Image:

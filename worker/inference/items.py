@@ -10,7 +10,7 @@ from scorepool.engine import ChatCodec, Pooling, Sequence, Targets, Tokenizer
 from scorepool.engine.errors import ContextLengthExceeded, EngineError, InvalidRequest
 from scorepool.engine.images import PlacedImage
 from scorepool.worker.inference.engine_errors import map_engine_error
-from scorepool.worker.inference.images import expand_markers, with_markers
+from scorepool.worker.inference.images import as_shown, expand_markers, with_markers
 from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.template_messages import to_template_messages
 from scorepool.worker.inference.text_lengths import (
@@ -66,12 +66,12 @@ def _to_scored_sequence(
         yield from check_length((prompt, completion), tokenizer, _most_encoded(request, context_length), what)
         yield 2 * len(prompt) + len(completion)
         item = request.items[index]
-        shown = request.images_of(item)
+        field = "images" if item.prompt is None else f"{what}.images"
+        given = [(f"{field}[{number}]", image) for number, image in enumerate(request.images_of(item))]
+        shown = yield from as_shown(given, codec)
         token_ids, num_prompt_tokens, bos_added = tokenizer.encode_pair(with_markers(prompt, shown, codec), completion)
         num_markers = len(token_ids)
-        field = "images" if item.prompt is None else f"{what}.images"
-        fields = [(f"{field}[{number}]", image) for number, image in enumerate(shown)]
-        token_ids, images = yield from expand_markers(token_ids, fields, codec)
+        token_ids, images = yield from expand_markers(token_ids, shown, codec)
         num_prompt_tokens += len(token_ids) - num_markers
     elif isinstance(prompt, list) and isinstance(completion, list):
         token_ids, num_prompt_tokens, bos_added = prompt + completion, len(prompt), False

@@ -18,7 +18,14 @@ from scorepool.engine.images import PlacedImage
 from scorepool.wire.request_fields import DEFAULT_KEEP_PCT
 from scorepool.worker.inference.chat_answer import ChatPrompt
 from scorepool.worker.inference.exclusions import Exclusions, exclusions_of
-from scorepool.worker.inference.images import check_images, expand_markers, spell_markers, with_markers
+from scorepool.worker.inference.images import (
+    as_shown,
+    check_images,
+    expand_markers,
+    messages_as_shown,
+    spell_markers,
+    with_markers,
+)
 from scorepool.worker.inference.items import to_classified, to_embedded, to_scored
 from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.structured_outputs import callable_tools, constraints_of
@@ -229,9 +236,9 @@ def _encode_prompt(request: wire.Generate | wire.Tokenize, codec: ChatCodec, max
     if isinstance(request.prompt, str):
         yield from check_length([request.prompt], codec.tokenizer, max_tokens, "prompt")
         yield len(request.prompt)
-        given = request.images if isinstance(request, wire.Generate) else []
-        token_ids, bos_added = codec.tokenizer.encode(with_markers(request.prompt, given, codec), request.add_bos)
-        token_ids, images = yield from expand_markers(token_ids, [*wire.images_of(request)], codec)
+        shown = yield from as_shown(wire.images_of(request), codec)
+        token_ids, bos_added = codec.tokenizer.encode(with_markers(request.prompt, shown, codec), request.add_bos)
+        token_ids, images = yield from expand_markers(token_ids, shown, codec)
         check_num_tokens(len(token_ids), max_tokens, "prompt")
         return _EncodedPrompt(token_ids, bos_added, images=images)
     return _EncodedPrompt(list(request.prompt or ()), False)
@@ -241,6 +248,7 @@ def _encode_chat(
     request: wire.Generate | wire.Tokenize, messages: Items[wire.Message], codec: ChatCodec, max_tokens: int
 ) -> Steps[_EncodedPrompt]:
     _check_template(request, codec)
+    messages, shown = yield from messages_as_shown(messages, codec)
     template_messages = to_template_messages(messages)
     tools = [to_template_tool(tool) for tool in request.tools]
     may_call: list[dict[str, Any]] = []
@@ -250,12 +258,12 @@ def _encode_chat(
         keep_special_tokens = request.skip_special_tokens is False
     yield rendering_size(messages, tools)
     text, generation_prompt = codec.template.render(template_messages, tools, request.chat_template_kwargs)
-    if any(message.images for message in messages):
+    if shown:
         text = spell_markers(text, codec)
     yield from check_length([text], codec.tokenizer, max_tokens, "the rendered chat")
     yield len(text)
     token_ids, prompt_ids = codec.encode_rendered(text, generation_prompt)
-    token_ids, images = yield from expand_markers(token_ids, [*wire.images_of(request)], codec)
+    token_ids, images = yield from expand_markers(token_ids, shown, codec)
     check_num_tokens(len(token_ids), max_tokens, "the rendered chat")
     chat_prompt = ChatPrompt(prompt_ids, may_call, keep_special_tokens)
     return _EncodedPrompt(token_ids, token_ids[:1] == [codec.tokenizer.bos_id], chat_prompt, images)

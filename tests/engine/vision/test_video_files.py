@@ -12,9 +12,10 @@ from scorepool.engine.images import Video, VideoFile, digest_of
 
 pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
 pytest.importorskip("av", reason="the extra `vision` is not installed")
+from scorepool.engine.vision import codec as vision_codec
 from scorepool.engine.vision import video_file
 from scorepool.engine.vision.video_file import SampledFrames
-from tests.tiny_vision import build_qwen2_5_vl
+from tests.tiny_vision import build_mistral3, build_qwen2_5_vl
 from tests.videos import audio_bytes, video_bytes
 
 LEVELS = list(range(0, 240, 4))  # two seconds
@@ -63,6 +64,28 @@ def test_a_file_is_shown_as_its_frames_are(tmp_path: Path):
     assert np.array_equal(*pixels)
     assert (of_file.token_ids, of_file.times, of_file.num_frames) == (of_frames.token_ids, of_frames.times, 4)
     assert len({of_file.digest, of_frames.digest, digest_of(VideoFile(data, 3.0)), digest_of(data)}) == 4
+
+
+def test_a_model_of_images_gets_the_sampled_frames_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    build_mistral3(tmp_path)
+    engine = Engine(EngineSettings(model=str(tmp_path), max_video_frames=4))
+    file = VideoFile(video_bytes(LEVELS), 2.0)
+    try:
+        codec = engine.chat.images
+        frames = codec.frames_of(file)
+        with monkeypatch.context() as patch:
+            patch.setattr(vision_codec, "SampledFrames", None)  # the last video is not decoded again
+            assert codec.frames_of(file) == frames
+            assert codec.frames_of(Video((b"a", b"b"), 2.0)) == (b"a", b"b")
+        with pytest.raises(InvalidRequest, match=r"has 8 frames at 4 a second; .* 4 \(SCOREPOOL_MAX_VIDEO_FRAMES\)"):
+            codec.frames_of(VideoFile(file.data, 4.0))
+        monkeypatch.setattr(vision_codec, "MAX_FRAME_BYTES", 100)
+        with pytest.raises(InvalidRequest, match="have more than 100 bytes as images"):
+            codec.frames_of(VideoFile(file.data, 1.9))
+    finally:
+        engine.close()
+    expected = [np.asarray(frame) for frame in SampledFrames(file, 4)]
+    assert np.array_equal([np.asarray(vision_codec.decode(frame)) for frame in frames], expected)
 
 
 @pytest.mark.parametrize(

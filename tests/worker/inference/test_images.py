@@ -91,3 +91,44 @@ def test_chats_and_prompts_have_the_tokens_of_gemma_3s_processor(tmp_path: Path)
     text = f"<bos><|user|>\na\n{marker}b<|assistant|>\n"
     assert told.sequence.token_ids == oracle.token_ids(text, [data])
     assert shown.sequence.token_ids[1:] == oracle.token_ids(f"the\n{marker} fox", [data])
+
+
+def test_a_model_of_images_is_shown_the_frames_of_a_video(tmp_path: Path):
+    """In chats, prompts and items of scores, with the tokens that transformers' processor makes of as many images."""
+    pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
+    from tests.tiny_vision import build_gemma3
+
+    oracle = build_gemma3(tmp_path)
+    engine = Engine(EngineSettings(model=str(tmp_path)))
+    frames = [image_bytes(20, 30, shade=shade) for shade in (10, 90, 170)]
+    video, photo = wire.Image(frames=frames, at=4), wire.Image(data=image_bytes(shade=40))
+    message = wire.Message(role="user", content="the fox", images=[photo, video])
+    items = [wire.ScoreItem(completion=text) for text in (" runs", " sleeps")]
+    try:
+        requests = [
+            wire.Generate(model="m", prompt="the fox", images=[photo, video], max_tokens=1),
+            wire.Generate(model="m", messages=[message], max_tokens=1),
+            wire.Score(model="m", prompt="the fox", images=[photo, video], items=items),
+        ]
+        [prompt], [chat], scores = (finish(to_sequences(request, engine.chat, 800)) for request in requests)
+    finally:
+        engine.close()
+    shown = [photo.data, *frames]
+    text = f"{oracle.marker}the {oracle.marker * 3}fox"
+    assert prompt.sequence.token_ids[1:] == oracle.token_ids(text, shown)
+    assert chat.sequence.token_ids == oracle.token_ids(f"<bos><|user|>\n{text}<|assistant|>\n", shown)
+    for each in [prompt, chat, *scores]:
+        assert [image.data for image in each.sequence.images] == shown
+        assert [image.num_frames for image in each.sequence.images] == [0, 1, 1, 1]
+
+
+def test_a_frame_that_no_image_may_be_is_refused_by_name():
+    class TwoPixels(OneToken):
+        def frames_of(self, video: object) -> list[bytes]:
+            return [image_bytes(2, 2)]
+
+    codec = ChatCodec(Tokenizer(build_tokenizer(), [EOS]))
+    codec.images = TwoPixels(7)
+    request = wire.Generate(model="m", prompt="a", images=[wire.Image(frames=[image_bytes()])])
+    with pytest.raises(JobError, match=r"images\[0\]: a frame of the video: expected an image of at least 4 x 4"):
+        finish(to_sequences(request, codec, 100))

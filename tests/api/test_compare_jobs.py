@@ -9,6 +9,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -256,11 +257,21 @@ def test_an_idempotency_key_gives_the_same_job(stack: Stack, client: Client):
     assert json.loads(wire.encode_json(one.result()))["comparison"]["num_tokens"] == 8
 
 
-def test_a_job_that_was_canceled_and_deleted_runs_again_under_its_key(client: Client):
+@contextmanager
+def stopped(stack: Stack, process: str) -> Iterator[None]:
+    os.kill(stack.pid(process), signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(stack.pid(process), signal.SIGCONT)
+
+
+def test_a_job_that_was_canceled_and_deleted_runs_again_under_its_key(stack: Stack, client: Client):
     """As `scorepool compare` goes on after Ctrl-C: the base's job is still there."""
     request = wire.Compare(model="4bit", base="base", items=ITEMS, temperature=0.5)
-    job = client.submit(request, idempotency_key="compare-2")
-    client.cancel(job.id)
+    with stopped(stack, "worker base"):  # so that it has not ended before it is canceled
+        job = client.submit(request, idempotency_key="compare-2")
+        client.cancel(job.id)
     client.job(wire.base_job_id(job.id), wait_s=60)
     assert client.job(job.id, wait_s=60).status == "canceled"  # if a worker had it, it is ended there
     client.delete(job.id)

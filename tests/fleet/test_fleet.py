@@ -10,7 +10,7 @@ import pytest
 
 from scorepool import store, wire
 from tests.fleet import faults, throughput
-from tests.fleet.fleet import Fleet, generate, until
+from tests.fleet.fleet import Fleet, Host, generate, until
 
 
 @pytest.mark.soak  # 16 s; test_slow_links.py has one four times as wide
@@ -63,7 +63,29 @@ def test_jobs_that_were_lost_on_their_way_to_a_worker_run_at_once(tmp_path: Path
     assert found["seconds"] < 4
 
 
-def test_a_distant_worker_computes_while_it_waits_for_redis(tmp_path: Path):
+def test_a_worker_computes_what_it_claimed_ahead_while_it_waits_for_redis(tmp_path: Path):
+    tokens, num_jobs, rows = 400, 3, "2"
+    settings = {"FLEET_STEP_S": "0.005", "SCOREPOOL_LEASE_S": "120", "SCOREPOOL_MAX_RUNNING_ROWS": rows}
+    with Fleet(tmp_path, settings) as fleet:
+        host = fleet.host("far")
+        fleet.wait_until_up()
+        job_ids = fleet.submit(*[generate(tokens)] * num_jobs)
+        until(lambda: all(fleet.holder(job_id) for job_id in job_ids))
+        num_steps = steps(host)
+        until(lambda: steps(host) > num_steps + 20)  # so that the reply to its claim has come
+        host.link.pause()
+        until(lambda: host.stats()[-1].row_steps == num_jobs * (tokens + 1))
+        host.link.restore()
+        fleet.wait_until_done(job_ids)
+        assert {type(fleet.outcome(job_id)) for job_id in job_ids} == {wire.Result}
+
+
+def steps(host: Host) -> int:
+    return host.stats()[-1].steps if host.stats() else 0
+
+
+@pytest.mark.soak  # compares speeds; tests/worker/claims/test_claim_plan.py has worker and link on a clock of its own
+def test_a_distant_worker_is_as_fast_as_a_near_one(tmp_path: Path):
     near = throughput.round_trips(tmp_path / "near", rtt_s=0.0, num_jobs=600, num_lone=1)
     far = throughput.round_trips(tmp_path / "far", rtt_s=0.08, num_jobs=600, num_lone=5)
 

@@ -76,7 +76,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             jobs=state.jobs,
             admission=state.admission,
             submission=state.submission,
-            line_jobs=LineJobs(state.servers, state.redis_servers),
+            line_jobs=LineJobs(state.servers, state.redis_servers, state.reach),
         )
     )
 

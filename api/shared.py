@@ -10,6 +10,7 @@ from scorepool.api.repositories import decode
 from scorepool.api.repositories.jobs import Jobs
 from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.queue import Queue
+from scorepool.api.repositories.reach import Reach
 from scorepool.api.repositories.webhook_deliveries import WebhookDeliveries
 from scorepool.api.server import Server
 from scorepool.api.spread.spread_deliveries import SpreadDeliveries
@@ -32,7 +33,7 @@ class Shared:
     now_s: Callable[[], Awaitable[float]]  # the unix time by Redis's clock
 
     @classmethod
-    def create(cls, servers: ServerMap, parts: Sequence[Server]) -> Self:
+    def create(cls, servers: ServerMap, parts: Sequence[Server], reach: Reach) -> Self:
         """Build them."""
         if servers.is_one:
             [one] = parts
@@ -41,9 +42,9 @@ class Shared:
         models = SpreadModels(servers, [part.models for part in parts])
         return cls(
             models=models,
-            jobs=SpreadJobs(servers, [part.jobs for part in parts]),
-            queue=SpreadQueue(servers, [part.queue for part in parts], models),
-            deliveries=SpreadDeliveries(servers, [part.deliveries for part in parts]),
+            jobs=SpreadJobs(servers, [part.jobs for part in parts], reach),
+            queue=SpreadQueue(servers, [part.queue for part in parts], models, reach),
+            deliveries=SpreadDeliveries(servers, [part.deliveries for part in parts], reach),
             snapshots=SpreadSnapshots(servers, [part.redis for part in parts], models),
             now_s=models.now_s,
         )

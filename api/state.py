@@ -23,6 +23,7 @@ from scorepool.api.repositories.models import Models
 from scorepool.api.repositories.pause import Pause
 from scorepool.api.repositories.queue import Queue
 from scorepool.api.repositories.quota import Quota
+from scorepool.api.repositories.reach import Reach
 from scorepool.api.repositories.readiness import Readiness
 from scorepool.api.repositories.sessions import Sessions
 from scorepool.api.repositories.stored_results import StoredResults
@@ -52,6 +53,7 @@ class State:
     servers: ServerMap
     parts: list[Server]  # of each server, home first
     copies: Copies | None  # of webhook endpoints, if there are several servers
+    reach: Reach
     waiting: Waiting
     readiness: Readiness
     metrics: Metrics
@@ -87,7 +89,8 @@ class State:
         metrics = Metrics()
         readers = [part.reader for part in parts]
         waiting = Waiting(readers, metrics.ended.inc, None if servers.is_one else servers.of_job)
-        shared = Shared.create(servers, parts)
+        reach = Reach(servers, readers)
+        shared = Shared.create(servers, parts, reach)
         models, jobs, queue = shared.models, shared.jobs, shared.queue
         quota = Quota.load(settings, keyring.has_several_owners)
         endpoints = WebhookEndpoints(home, settings, quota.max_bytes, copies)
@@ -106,6 +109,7 @@ class State:
             servers=servers,
             parts=parts,
             copies=Copies(keyring.owners or [LOCAL_OWNER], endpoints, webhook_secrets) if copies else None,
+            reach=reach,
             waiting=waiting,
             readiness=Readiness(servers, [part.redis for part in parts], readers),
             metrics=metrics,

@@ -33,6 +33,7 @@ class MappedServer(Struct, frozen=True):
     url: str
     models: tuple[str, ...]
     tag: str  # last characters of the ids of its jobs; "" of home
+    other_tag: str = ""  # of its jobs of a time when it was not home, or when it was
 
     @property
     def setting(self) -> str:
@@ -42,6 +43,10 @@ class MappedServer(Struct, frozen=True):
     def stamp(self, job_id: str) -> str:
         """Return an id of the same form that names this server."""
         return stamp(job_id, self.tag)
+
+    def stamp_otherwise(self, job_id: str) -> str:
+        """Return the id that this server gave when it was home, or when it was not."""
+        return stamp(job_id, self.other_tag)
 
 
 class ServerMap(Struct, frozen=True):
@@ -68,7 +73,7 @@ class ServerMap(Struct, frozen=True):
             models.append(model)
         return cls(
             tuple(
-                MappedServer(url, tuple(models), "" if address == home else _tag(address))
+                MappedServer(url, tuple(models), *(("", _tag(address)) if address == home else (_tag(address), "")))
                 for address, (url, models) in found.items()
             )
         )

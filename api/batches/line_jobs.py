@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -10,20 +10,24 @@ from redis.exceptions import RedisError
 from scorepool import store, wire
 from scorepool.api.repositories import decode
 from scorepool.api.repositories.jobs import status_of
+from scorepool.api.repositories.reach import Reach
 from scorepool.store.server_map import HOME
 from scorepool.wire.stored_result import MAX_RECORD_BYTES, StoredResult, decode_recorded
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+U = TypeVar("U")
+SILENT: Literal["silent"] = "silent"  # instead of the status of a job whose server does not answer
 ENDED_JOB_TTL_S = 60  # how long jobs are kept after the output of their line is written
 
 
 class LineJobs:
     """The jobs of all lines. `redis` has the servers in the order of the map."""
 
-    def __init__(self, servers: store.ServerMap, redis: Sequence[Redis]) -> None:
+    def __init__(self, servers: store.ServerMap, redis: Sequence[Redis], reach: Reach) -> None:
         self.servers = servers
         self._redis = redis
+        self._reach = reach
 
     def tag(self, request: wire.Request) -> str:
         """Return the tag of the server of a job that names the model's own name."""
@@ -34,20 +38,16 @@ class LineJobs:
 
         A job that its server lacks is looked for on the others. It counts as queued while its server does not answer.
         """
-        unknown: wire.Status | None = "queued"
-        found = await self._on_each(job_ids, _statuses, unknown)
+        read = await self._on_each(job_ids, _statuses, SILENT)
+        found = dict(zip(job_ids, read, strict=True))
         for index in range(len(self._redis)) if not self.servers.is_one else ():
-            missing = [
-                job_id
-                for job_id, status in zip(job_ids, found, strict=True)
-                if status is None and self.servers.of_job(job_id) != index
-            ]
+            missing = [each for each in found if found[each] in (None, SILENT) and self.servers.of_job(each) != index]
             try:
-                elsewhere = dict(zip(missing, await _statuses(self._redis[index], missing), strict=True))
+                elsewhere = await self._reach.ask(index, _statuses(self._redis[index], missing)) if missing else []
             except (RedisError, OSError):
                 continue
-            found = [elsewhere.get(job_id, status) for job_id, status in zip(job_ids, found, strict=True)]
-        return found
+            found |= {job_id: status for job_id, status in zip(missing, elsewhere, strict=False) if status is not None}
+        return ["queued" if status == SILENT else status for status in found.values()]
 
     async def outcome_bytes(self, job_ids: Sequence[str]) -> list[int]:
         """Return the bytes of what each job ended with."""
@@ -65,19 +65,19 @@ class LineJobs:
         await self._on_each([job_id for job_id in job_ids if self.servers.of_job(job_id) != HOME], expire, None)
 
     async def _on_each(
-        self, job_ids: Sequence[str], read: Callable[[Redis, Sequence[str]], Awaitable[list[T]]], unknown: T
-    ) -> list[T]:
+        self, job_ids: Sequence[str], read: Callable[[Redis, Sequence[str]], Awaitable[list[T]]], unknown: U
+    ) -> list[T | U]:
         """Read jobs from the servers that their ids name; `unknown` if such a server does not answer.
 
         Raises RedisError if home does not.
         """
-        found: dict[str, T] = {}
+        found: dict[str, T | U] = {}
         for index, redis in enumerate(self._redis):
             own = [job_id for job_id in job_ids if self.servers.of_job(job_id) == index]
             if not own:
                 continue
             try:
-                found |= zip(own, await read(redis, own), strict=True)
+                found |= zip(own, await self._reach.ask(index, read(redis, own)), strict=True)
             except (RedisError, OSError) as error:
                 if index == HOME:
                     raise

@@ -56,6 +56,7 @@ class EventReader:
         self._backfills = Turns()
         self._positions: dict[str, str] = {}  # by stream: id of the last entry that was seen
         self.is_connected = False
+        self.is_silent = False  # the last read failed
 
     def start(self, registry: Registry) -> None:
         """Start to read."""
@@ -117,7 +118,7 @@ class EventReader:
                     is_of_redis = isinstance(error, (RedisError, OSError))
                     message = "the stream of ended jobs cannot be read and is tried again: %s"
                     logger.warning(message, error, exc_info=None if is_of_redis else error)
-                self.is_connected = False  # /readyz reports it
+                self.is_connected, self.is_silent = False, True  # /readyz reports it
                 await asyncio.sleep(RECONNECT_S[min(num_failures, len(RECONNECT_S) - 1)])
                 num_failures += 1
 
@@ -128,7 +129,7 @@ class EventReader:
         if not self.is_connected:
             for stream, entry_id in (await self._newest()).items():  # after a failover the stream may be shorter
                 self._positions[stream] = min(self._positions[stream], entry_id, key=_sort_key)
-            self.is_connected = True
+            self.is_connected, self.is_silent = True, False
             registry.wake_all()  # entries may be lost after a failure: let every client read its job once more
         positions: Any = self._positions
         clock = asyncio.get_running_loop().time

@@ -26,9 +26,15 @@ class Pause:
         self._servers = servers
 
     async def begin(self) -> None:
-        """Let workers claim no more jobs. A pause that holds goes on."""
-        for redis in self._servers:
-            await redis.set(store.Keys.paused, await decode.now_s(redis), nx=True)
+        """Let workers claim no more jobs. A pause that holds goes on.
+
+        Raises RedisError if not all servers answer; then none is paused that was not before.
+        """
+        answers = await asyncio.gather(*map(_begin, self._servers), return_exceptions=True)
+        if failures := _failures(answers):
+            begun = [redis for redis, answer in zip(self._servers, answers, strict=True) if answer is True]
+            await asyncio.gather(*map(_end, begun), return_exceptions=True)
+            raise failures[0]
 
     async def wait(self, timeout_s: float) -> None:
         """Wait until no job runs, at most for `timeout_s`. Raises Unavailable, Conflict if somebody resumed."""
@@ -50,15 +56,12 @@ class Pause:
             await redis.publish(store.Keys.reset_prefix_cache, b"")
 
     async def end(self) -> None:
-        """Let workers claim jobs again, at once. Without a pause, nothing happens."""
-        for redis in self._servers:
-            await redis.delete(store.Keys.paused)
-            workers: Any = await redis.smembers(store.RqKeys.workers)
-            async with redis.pipeline(transaction=False) as pipeline:
-                for key in workers:
-                    worker = decode.text(key).removeprefix(store.RqKeys.worker(""))
-                    pipeline.publish(store.Keys.wake(worker), "")
-                await pipeline.execute()
+        """Let workers claim jobs again, at once. Without a pause, nothing happens.
+
+        Raises RedisError if not all servers answer; it is ended on those that do.
+        """
+        if failures := _failures(await asyncio.gather(*map(_end, self._servers), return_exceptions=True)):
+            raise failures[0]
 
     async def holds(self) -> bool:
         """True if all servers of the deployment are paused."""
@@ -67,6 +70,26 @@ class Pause:
     async def _running(self) -> Sequence[str]:
         """Return the ids of the jobs that workers have."""
         return sorted([job_id for redis in self._servers for job_id in await _running(redis)])
+
+
+async def _begin(redis: Redis) -> bool:
+    """Pause one server. Return whether it was not paused."""
+    return bool(await redis.set(store.Keys.paused, await decode.now_s(redis), nx=True))
+
+
+async def _end(redis: Redis) -> None:
+    """End the pause of one server and wake its workers."""
+    await redis.delete(store.Keys.paused)
+    workers: Any = await redis.smembers(store.RqKeys.workers)
+    async with redis.pipeline(transaction=False) as pipeline:
+        for key in workers:
+            worker = decode.text(key).removeprefix(store.RqKeys.worker(""))
+            pipeline.publish(store.Keys.wake(worker), "")
+        await pipeline.execute()
+
+
+def _failures(answers: Sequence[object]) -> list[BaseException]:
+    return [answer for answer in answers if isinstance(answer, BaseException)]
 
 
 async def _running(redis: Redis) -> list[str]:

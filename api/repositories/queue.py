@@ -153,9 +153,10 @@ class Queue:
             secret = await self._redis.set(store.Keys.id_secret, new, nx=True, get=True) or new
         return [hmac.digest(secret, text, "sha256").hex()[:32] for text in texts]
 
-    async def have_any(self, job_ids: Sequence[str]) -> bool:
-        """True if any of these jobs exists."""
-        return bool(await self._redis.exists(*map(store.RqKeys.job, job_ids)))
+    async def count_known(self, job_ids: Sequence[str]) -> int:
+        """Return how many of these jobs exist."""
+        found: int = await self._redis.exists(*map(store.RqKeys.job, job_ids))
+        return found
 
     async def was_submitted(self, requests: Sequence[wire.Request], job_ids: Sequence[str]) -> bool:
         """True if an earlier call with the same Idempotency-Key left all of these jobs. Raises Conflict."""

@@ -154,6 +154,7 @@ class WebhookEndpoints:
     async def delete(self, owner: str, endpoint_id: str) -> None:
         """Delete an endpoint, so that its pending deliveries fail; raise NotFound."""
         _check_id(endpoint_id)
+        await self._read_copies(owner, endpoint_id)  # it is deleted on all servers, or, if one does not answer, on none
         deleted = [
             await redis.hdel(store.Keys.endpoints_of(owner), endpoint_id) for redis in (self._redis, *self._copies)
         ]

@@ -16,7 +16,8 @@ from scorepool.store.clock import clock_s
 from scorepool.store.outage import Outage
 
 logger = logging.getLogger(__name__)
-PROBE_S = 0.05  # for a server that did not answer the last time; its read goes on
+LATE_S = 0.25  # until a read of one server goes on alone, and what it found the last time is used
+PROBE_S = 0.05  # the same, for a server that did not answer the last time
 
 
 class SpreadModels(Models):
@@ -37,7 +38,11 @@ class SpreadModels(Models):
 
     async def _read(self) -> list[wire.ServedModel]:
         """Read all servers. Raises RedisError if none answers."""
-        self.live_on = await asyncio.gather(*map(self._read_part, range(len(self._parts))))
+        await asyncio.gather(*map(self._read_part, range(len(self._parts))))
+        return self._merge()
+
+    def _merge(self) -> list[wire.ServedModel]:
+        """Put together what is known of each server. Raises RedisError if none answers."""
         if len(self.errors) == len(self._parts):
             raise next(iter(self.errors.values()))
         live = sorted((model for each in self.live_on for model in each), key=lambda model: (model.id, model.worker))
@@ -48,29 +53,45 @@ class SpreadModels(Models):
         self._read_at = clock_s()
         return live
 
-    async def _read_part(self, index: int) -> list[wire.ServedModel]:
-        """Read the live models of a server; none if it does not answer. Nobody waits for such a server again."""
-        setting, outage = self._servers.servers[index].setting, self._outages[index]
-        if (before := self._probes.get(index)) is not None and before.done():  # after the last look
-            del self._probes[index]
-            if before.exception() is None:
-                self.errors.pop(index, None)  # it answers, so it is waited for
+    async def _read_part(self, index: int) -> None:
+        """Read the live models of a server. After the first read, nobody waits long for one that answers late."""
+        before = self._probes.get(index)
+        if before is not None and before.done():  # after the last look
+            self._end_probe(index)
         if index not in self._probes:
             self._probes[index] = asyncio.create_task(self._parts[index].read_now())
-        probe = self._probes[index]
-        await asyncio.wait([probe], timeout=PROBE_S if index in self.errors else None)
+        is_late = index in self.errors or self._probes[index] is before
+        patience_s = PROBE_S if is_late else LATE_S if self._parts[index].was_read else None
+        await self._wait_for(index, patience_s)
+
+    async def _wait_for(self, index: int, patience_s: float | None) -> None:
+        """Take what a read of a server finds, if it ends soon enough."""
+        if (probe := self._probes.get(index)) is None:
+            return
+        await asyncio.wait([probe], timeout=patience_s)
+        if probe.done() and self._probes.get(index) is probe:
+            self._end_probe(index)
+
+    def _end_probe(self, index: int) -> None:
+        """Take what a read of a server has found: no models if it failed."""
+        setting, outage = self._servers.servers[index].setting, self._outages[index]
         try:
-            if not probe.done():
-                return []  # as the last time
-            del self._probes[index]
-            live = probe.result()
+            live = self._probes.pop(index).result()
         except (RedisError, OSError) as error:
             self.errors[index] = error if isinstance(error, RedisError) else RedisConnectionError(str(error))
             outage.failed("the Redis of %s does not answer: %s", setting, error)
-            return []
+            self.live_on[index] = []
+            return
         self.errors.pop(index, None)
         outage.ended(f"the Redis of {setting} answers again")
-        return self._own(index, live)
+        self.live_on[index] = self._own(index, live)
+
+    async def _wait_for_late(self, indices: Iterable[int]) -> None:
+        """Wait for reads of servers that are under way, until they find something or fail. Raises RedisError."""
+        late = [index for index in indices if index in self._probes and index not in self.errors]
+        if late:
+            await asyncio.gather(*(self._wait_for(index, None) for index in late))
+            self._merge()
 
     def _own(self, index: int, models: Iterable[wire.ServedModel]) -> list[wire.ServedModel]:
         """Return those that the map puts on this server: jobs of others do not come to it."""
@@ -96,28 +117,37 @@ class SpreadModels(Models):
     async def serving(self, names: Iterable[str]) -> dict[str, list[wire.ServedModel]]:
         """As of one server. Raises RedisError for a name that a server which does not answer may serve."""
         found = await super().serving(names)
-        for name in (name for name, served in found.items() if not served):
-            if error := self._error_of(name):
-                raise error
+        unknown = [name for name, served in found.items() if not served]
+        await self._wait_for_late(index for name in unknown for index in self._may_serve(name))
+        for name in unknown:
+            found[name] = self._named(name)
+            errors = [error for index in self._may_serve(name) if (error := self.errors.get(index)) is not None]
+            if errors and not found[name]:
+                raise errors[0]
         return found
 
     async def find(self, name: str | None) -> wire.ServedModel:
         if name is None:
             await self.live()
+            await self._wait_for_late(range(len(self._parts)))
             if self.errors:  # the only one that is known need not be the only one
                 raise next(iter(self.errors.values()))
         return await super().find(name)
+
+    async def workers_of(self, model: str) -> list[wire.ServedModel]:
+        await self.read_now()
+        await self._wait_for_late([self._servers.of_model(model)])
+        return [each for each in self._live if each.id == model]
 
     async def server_of(self, name: str) -> int:
         """Return the index of the server of a model, an alias or an adapter."""
         served = (await self.serving([name]))[name]
         return self._servers.of_model(served[0].id if served else name)
 
-    def _error_of(self, name: str) -> Exception | None:
-        """Return the error of a server that may serve the name: its own if the map has the name, else any."""
-        if any(name in server.models for server in self._servers.servers):
-            return self.errors.get(self._servers.of_model(name))
-        return next(iter(self.errors.values()), None)
+    def _may_serve(self, name: str) -> Sequence[int]:
+        """Return the servers that may serve a name which none is known to serve: the map's if it has it, else all."""
+        is_mapped = any(name in server.models for server in self._servers.servers)
+        return [self._servers.of_model(name)] if is_mapped else range(len(self._parts))
 
     async def close(self) -> None:
         await super().close()

@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 from scorepool import wire
 from scorepool.api.http.errors import Unavailable
 from scorepool.api.repositories.queue import Queue, Submitted, idempotency_key_reused
+from scorepool.api.repositories.reach import Reach
 from scorepool.api.repositories.readiness import PATIENCE_S
 from scorepool.api.spread.parts import Parts
 from scorepool.api.spread.spread_models import SpreadModels
@@ -22,45 +23,65 @@ logger = logging.getLogger(__name__)
 class SpreadQueue(Queue):
     """The queues of all servers."""
 
-    def __init__(self, servers: ServerMap, parts: Sequence[Queue], models: SpreadModels) -> None:
-        self._parts = Parts(servers, parts)
+    def __init__(self, servers: ServerMap, parts: Sequence[Queue], models: SpreadModels, reach: Reach) -> None:
+        self._parts = Parts(servers, parts, reach)
         self._models = models
 
     async def submit(
         self, owner: str, requests: Sequence[wire.Request], job_ids: Sequence[str], *args: Any, **kwargs: Any
     ) -> list[Submitted]:
-        servers = {self._parts.servers.of_model(request.model) for request in requests}
+        servers = {self._parts.servers.of_model(request.model) for request in requests} or {HOME}
         if len(servers) > 1:  # admission refused this, but a model may have changed its name since
             raise Unavailable("the models of this request are on several Redis servers; send it again")
-        queue = self._parts.all[servers.pop()] if servers else self._parts.all[HOME]
-        return await queue.submit(owner, requests, job_ids, *args, **kwargs)
+        index, hinted = servers.pop(), self._parts.servers.of_job(job_ids[0]) if job_ids else HOME
+        if index != hinted and (known := await self._parts.on(hinted, lambda queue: queue.count_known(job_ids))):
+            if known < len(job_ids):  # the others would wait there for ever
+                raise idempotency_key_reused()
+            index = hinted  # the script compares the bodies
+        return await self._parts.on(index, lambda queue: queue.submit(owner, requests, job_ids, *args, **kwargs))
 
     async def job_ids(self, owner: str, key: str | None, count: int | None, model: str | None = None) -> list[str]:
-        """Return ids that name the server of the model. Raises Conflict if another server has jobs under the key."""
+        """Return ids that name the server of the model, or those that jobs under the key have, wherever they are."""
         index = HOME if model is None else await self._models.server_of(model)
-        if key is not None and model is not None:  # the id of a batch names no server
-            others = [other for other in range(len(self._parts.all)) if other != index]
-            if any(await asyncio.gather(*(self._has(other, owner, key, count) for other in others))):
-                raise idempotency_key_reused()
-        return await self._ids_on(index, owner, key, count)
+        if key is None or model is None:  # the id of a batch names no server
+            return await self._new_ids(index, owner, key, count)
+        ids, *others = await asyncio.gather(
+            self._ids_on(index, owner, key, count),
+            *(self._known_ids(other, owner, key, count) for other in range(len(self._parts.all)) if other != index),
+        )
+        return next(filter(None, others), ids)
 
-    async def _ids_on(self, index: int, owner: str, key: str | None, count: int | None) -> list[str]:
+    async def _new_ids(self, index: int, owner: str, key: str | None, count: int | None) -> list[str]:
+        ids = await self._parts.on(index, lambda queue: queue.job_ids(owner, key, count))
+        return list(map(self._parts.servers.servers[index].stamp, ids))
+
+    async def _ids_on(self, index: int, owner: str, key: str, count: int | None) -> list[str]:
+        """Return the ids of jobs under the key on one server, in the form that those have which are there."""
+        ids = await self._parts.on(index, lambda queue: queue.job_ids(owner, key, count))
         server = self._parts.servers.servers[index]
-        return [server.stamp(job_id) for job_id in await self._parts.all[index].job_ids(owner, key, count)]
+        former = list(map(server.stamp_otherwise, ids))
+        if await self._parts.on(index, lambda queue: queue.count_known(former)):
+            return former
+        return list(map(server.stamp, ids))
 
-    async def _has(self, index: int, owner: str, key: str, count: int | None) -> bool:
-        """True if a server has a job of a submission under the key; False if it does not answer soon."""
+    async def _known_ids(self, index: int, owner: str, key: str, count: int | None) -> list[str]:
+        """Return the ids of jobs under the key if the server has any; none if it does not answer soon."""
         if index in self._models.errors:
-            return False
+            return []
         try:
             async with asyncio.timeout(PATIENCE_S):
-                return await self._parts.all[index].have_any(await self._ids_on(index, owner, key, count))
+                ids = await self._ids_on(index, owner, key, count)
+                return ids if await self._parts.on(index, lambda queue: queue.count_known(ids)) else []
         except (RedisError, OSError) as error:
             logger.warning("a server cannot say whether an Idempotency-Key is known to it: %r", error)
-            return False
+            return []
 
     async def was_submitted(self, requests: Sequence[wire.Request], job_ids: Sequence[str]) -> bool:
-        return await self._parts.all[self._parts.servers.of_job(job_ids[0])].was_submitted(requests, job_ids)
+        own = await self._models.server_of(requests[0].model)
+        for index in dict.fromkeys((own, self._parts.servers.of_job(job_ids[0]))):
+            if await self._parts.on(index, lambda queue: queue.was_submitted(requests, job_ids)):
+                return True
+        return False
 
     async def cancel(self, owner: str, job_id: str) -> None:
         await self._parts.find(job_id, lambda queue: queue.cancel(owner, job_id))

@@ -91,6 +91,21 @@ async def test_an_endpoint_that_one_server_cannot_take_is_on_none(
         assert redis.hlen(store.Keys.endpoints_of("local")) == 0
 
 
+async def test_an_endpoint_that_cannot_be_deleted_on_one_server_stays_on_all(
+    spread: Serving, redis: Redis, other: Redis, other_server: OtherServer
+):
+    async with spread() as http:
+        path = f"/v1/webhooks/endpoints/{(await register(http))['endpoint']['id']}"
+        other_server.kill()
+        try:
+            assert (await http.delete(path)).status_code == 503
+        finally:
+            other_server.start()
+        assert [server.hlen(store.Keys.endpoints_of("local")) for server in (redis, other)] == [1, 1]
+        assert (await http.delete(path)).status_code == 204
+        assert [server.hlen(store.Keys.endpoints_of("local")) for server in (redis, other)] == [0, 0]
+
+
 async def test_rotated_secrets_sign_on_both_servers_and_new_servers_get_them(
     serving: Serving, urls: str, redis: Redis, other: Redis
 ):

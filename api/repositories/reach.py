@@ -1,0 +1,34 @@
+"""Ask servers of which some may not answer, so that one that hangs does not hold up what is asked of all."""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
+
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from scorepool import store
+from scorepool.api.repositories.event_reader import EventReader
+
+T = TypeVar("T")
+SILENT_S = 0.25  # in which a server answers whose streams cannot be read
+
+
+class Reach:
+    """The servers of a deployment, and the readers that find out whether they answer.
+
+    A reader asks its server all the time, so no other part needs to try out one that hangs.
+    """
+
+    def __init__(self, servers: store.ServerMap, readers: Sequence[EventReader]) -> None:
+        self._servers = servers
+        self._readers = readers
+
+    async def ask(self, index: int, answer: Awaitable[T]) -> T:
+        """Return the answer of a server. Raises RedisError, of one of several that does not answer after SILENT_S."""
+        if self._servers.is_one or not self._readers[index].is_silent:
+            return await answer
+        try:
+            async with asyncio.timeout(SILENT_S):
+                return await answer
+        except TimeoutError:
+            raise RedisTimeoutError(f"the Redis of {self._servers.servers[index].setting} does not answer") from None

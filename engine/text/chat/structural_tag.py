@@ -85,7 +85,7 @@ def _marked(content: str, call_format: CallFormat | None, vocabulary: Mapping[st
         for marks in (before, after)
     ]
     first, last = (f"({fragment}){{0,2}}" if fragment else "" for fragment in fragments)
-    if header:  # what follows on it alone is no content
+    if header and fragments[0]:  # what follows on it alone is no content
         first = f"{marker_rule([vocabulary[header]])}? ({fragments[0]})"
     return f"{first} {content} {last}".strip()
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from mlx_lm.tool_parsers.json_tools import parse_tool_call
 from transformers import PreTrainedTokenizerFast
 
 from scorepool.engine import ChatCodec, InvalidRequest, Tokenizer
+from scorepool.engine.model.checkpoint import load_chat_codec
 from scorepool.engine.text.chat.chat_format import ChatTags
 from scorepool.engine.text.chat.grammar import Function, StructuredOutputSpec
 from tests.chat_formats import (
@@ -22,6 +24,7 @@ from tests.chat_formats import (
     compile_constraint,
     generation_prompt_of,
     ids_of,
+    save_tokenizer,
 )
 from tests.engine.text.chat.test_grammar_compiler import SCHEMA, ids_in
 
@@ -210,6 +213,20 @@ def test_calls_whose_format_has_no_grammar_are_refused(name: str):
     assert chat_codec_of(name).grammar_compiler.unsupported_reason(has_functions=True)
     with pytest.raises(InvalidRequest):
         Answer(name, MUST_CALL)
+
+
+def test_no_header_stands_before_json_where_the_tokenizer_lacks_the_token_between_them(tmp_path: Path):
+    sample = SAMPLES["inkling"]
+    tokens = tuple(token for token in sample.tokens if token != "<|content_text|>")
+    save_tokenizer(replace(sample, tokens=tokens), sample.template_hint, tmp_path)
+    chat = load_chat_codec(tmp_path, {})
+
+    constraint = compile_constraint(chat, A, [])
+
+    header, quote = (chat.tokenizer.encode(text, add_bos=False)[0][0] for text in ("<|message_model|>", '"'))
+    assert quote in ids_in(constraint.token_bitmask([]))
+    assert quote not in ids_in(constraint.token_bitmask([header]))  # it would be part of the header
+    assert constraint.error is None
 
 
 def test_json_is_refused_only_for_unknown_headers():

@@ -34,7 +34,6 @@ field_name = map_field(
 # Fields that this server does not have, with the defaults that pass. Null always passes.
 FOREIGN_FIELDS: Mapping[str, object] = {
     "container": None,
-    "context_management": None,
     "diagnostics": None,
     "inference_geo": None,
     "mcp_servers": [],
@@ -86,6 +85,20 @@ class MessageMetadata(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     user_id: str | None = None
 
 
+class ClearThinking(
+    Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="clear_thinking_20251015", tag_field="type"
+):
+    """Clear no reasoning of earlier turns: all of it is shown to the model, as Claude Code asks."""
+
+    keep: Annotated[Literal["all"], Meta(description="Other turns' reasoning is not cleared here.")]
+
+
+class ContextManagement(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Change nothing: no edit of a conversation is here but the one that keeps it."""
+
+    edits: Annotated[list[ClearThinking], Meta(max_length=16)] = []
+
+
 class CustomTool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Offer a function that the answer may call. Tools that a server runs are not here."""
 
@@ -96,6 +109,7 @@ class CustomTool(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     strict: Annotated[bool | None, Meta(description=wire.chat.STRICT)] = None
     cache_control: CacheControl | None = None
     defer_loading: Literal[False] | None = None
+    allowed_callers: Annotated[list[Literal["direct"]], Meta(max_length=1)] | None = None
     eager_input_streaming: Annotated[bool | None, Meta(description="Has no effect: a call is streamed whole.")] = None
 
     def __post_init__(self) -> None:
@@ -131,6 +145,7 @@ class Conversation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
 
     def __post_init__(self) -> None:
         last = len(self.messages) - 1

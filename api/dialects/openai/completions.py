@@ -124,6 +124,7 @@ def _prompt_request(generate: wire.Generate) -> wire.Generate:
     return wire.Generate(
         model=generate.model,
         timeout_s=generate.timeout_s,
+        priority=generate.priority,
         if_weights=generate.if_weights,
         prompt=generate.prompt,
         add_bos=generate.add_bos,

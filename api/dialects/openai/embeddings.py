@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from scorepool import wire
 from scorepool.api.dialects.openai.sampling import NoEffect
+from scorepool.api.dialects.priority import PriorityNumber, to_priority
 from scorepool.api.dialects.truncation import (
     NAMES,
     RIGHT,
@@ -46,6 +47,7 @@ class EmbeddingsRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: TruncatePromptTokens = None
     truncation_side: Annotated[Side | None, Meta(description="Side on which a text is cut. null: right.")] = None
+    priority: PriorityNumber = None
     user: NoEffect[str] | None = None
 
     def __post_init__(self) -> None:
@@ -103,6 +105,7 @@ def to_request(body: EmbeddingsRequest, timeout_s: int) -> wire.Embed:
     return wire.Embed(
         model=body.model,
         timeout_s=timeout_s,
+        priority=to_priority(body.priority),
         items=[wire.EmbedItem(prompt=each) for each in body.inputs],
         pooling=body.pooling,
         dimensions=body.dimensions,

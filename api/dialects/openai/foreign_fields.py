@@ -19,7 +19,6 @@ COMMON: dict[str, object] = {
     "guided_whitespace_pattern": None,
     "kv_transfer_params": None,
     "logits_processors": None,
-    "priority": 0,
     "prompt_logprobs": None,
     "repetition_detection": None,
     "request_id": ANY,
@@ -133,7 +132,6 @@ EMBEDDINGS: dict[str, object] = {
     "messages": None,
     "mm_processor_kwargs": None,
     "normalize": True,
-    "priority": 0,
     "request_id": ANY,
     # SGLang
     "lora_path": None,

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from scorepool import wire
 from scorepool.api.dialects.detokenizer import target_tokens, top_tokens
+from scorepool.api.dialects.priority import PriorityNumber, to_priority
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.wire.columns import LogprobsMode
 from scorepool.wire.generate import check_specprefill, check_speculation
@@ -173,6 +174,7 @@ class SamplingRequest(SamplingParameters, frozen=True, forbid_unknown_fields=Tru
     stream_options: StreamOptions | None = None
     user: NoEffect[str] | None = None
     cache_salt: CacheSalt = None
+    priority: PriorityNumber = None
     if_weights: IfWeights = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
@@ -212,6 +214,7 @@ class JobFields(SamplingFields):
     timeout_s: int
     stream: bool
     cache_salt: str | None
+    priority: wire.Priority
     if_weights: int | None
     include_draft_logprobs: bool
     specprefill: bool
@@ -225,6 +228,7 @@ def sampling_fields(body: SamplingRequest, timeout_s: int) -> JobFields:
         timeout_s=timeout_s,
         stream=bool(body.stream),
         cache_salt=body.cache_salt,
+        priority=to_priority(body.priority),
         if_weights=body.if_weights,
         include_draft_logprobs=bool(body.include_draft_logprobs),
         specprefill=bool(body.specprefill),

@@ -11,6 +11,7 @@ from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.openai.messages import ChatMessage
 from scorepool.api.dialects.openai.sampling import CompletionUsage, to_usage
 from scorepool.api.dialects.openai.tokens import OptionalModel
+from scorepool.api.dialects.priority import PriorityNumber, to_priority
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
 from scorepool.api.dialects.truncation import (
     NAMES,
@@ -22,14 +23,12 @@ from scorepool.api.dialects.truncation import (
 )
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.api.dialects.vllm import foreign_fields
-from scorepool.api.dialects.vllm.generate import PRIORITIES
 from scorepool.wire.chat import check_num_calls
 from scorepool.wire.request_fields import MAX_LIST_LENGTH, Text, TokenId, TokenIds
 
 UseActivation = Annotated[
     bool | None, Meta(description="false: logits. null is true: what the model's head makes of them.")
 ]
-PriorityNumber = Annotated[Literal[-1, 0, 1] | None, Meta(description="-1 is high, 0 and null normal, 1 low.")]
 TruncationSide = Annotated[Side | None, Meta(description="Side on which a text is cut. null: right.")]
 
 
@@ -136,7 +135,7 @@ class ClassifyEndpoint(Endpoint[ClassificationRequest]):
             context.served_model.id,
             context.timeout_s,
             add_special_tokens=body.add_special_tokens is not False,
-            priority=PRIORITIES[body.priority or 0],
+            priority=to_priority(body.priority),
             truncation=truncation_fields(body.truncate_prompt_tokens, body.truncation_side, RIGHT),
         )
 

@@ -22,11 +22,10 @@ from scorepool.api.dialects.openai.sampling import (
     check_stream_options,
     sampling_options,
 )
+from scorepool.api.dialects.priority import PriorityNumber, to_priority
 from scorepool.api.dialects.truncation import LEFT, TruncatePromptTokens, check_truncation, truncation_fields
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.wire.request_fields import IfWeights, ModelName, NumTokens, TokenIds, TopLogprobs
-
-PRIORITIES: dict[int, wire.Priority] = {-1: "high", 0: "normal", 1: "low"}
 
 
 class GenerateTokensParams(SamplingParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -113,9 +112,7 @@ class GenerateTokensRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_
         | None
     ) = None
     if_weights: IfWeights = None
-    priority: Annotated[
-        Literal[-1, 0, 1] | None, Meta(description="-1 is high, 0 and null normal, 1 low: see `priority` of a job.")
-    ] = None
+    priority: PriorityNumber = None
 
     def __post_init__(self) -> None:
         check_stream_options(self.stream_options, self.stream)
@@ -176,7 +173,7 @@ def to_request(body: GenerateTokensRequest, model: str, timeout_s: int) -> wire.
         **form,
         **truncation_fields(params.truncate_prompt_tokens, None, LEFT),
         model=model,
-        priority=PRIORITIES[body.priority or 0],
+        priority=to_priority(body.priority),
         timeout_s=timeout_s,
         stream=bool(body.stream),
         prompt=body.token_ids,

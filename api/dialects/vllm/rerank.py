@@ -9,11 +9,11 @@ from scorepool import wire
 from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.openai.sampling import CompletionUsage, usage_of_results
 from scorepool.api.dialects.openai.tokens import OptionalModel
+from scorepool.api.dialects.priority import PriorityNumber, to_priority
 from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
 from scorepool.api.dialects.truncation import NAMES, RIGHT, TruncatePromptTokens, check_truncation, truncation_fields
 from scorepool.api.dialects.vllm import foreign_fields, pair_jobs
-from scorepool.api.dialects.vllm.classify import PriorityNumber, TruncationSide, UseActivation
-from scorepool.api.dialects.vllm.generate import PRIORITIES
+from scorepool.api.dialects.vllm.classify import TruncationSide, UseActivation
 from scorepool.api.dialects.vllm.pair_jobs import Pair
 from scorepool.api.dialects.vllm.score import Instruction
 from scorepool.wire.request_fields import MAX_LIST_LENGTH, Text
@@ -88,7 +88,7 @@ class RerankEndpoint(Endpoint[RerankRequest]):
     def to_requests(self, body: RerankRequest, context: Context) -> Iterator[wire.Request]:
         pairs = [Pair(body.query, text) for text in body.texts]
         truncation = truncation_fields(body.truncate_prompt_tokens, body.truncation_side, RIGHT)
-        priority = PRIORITIES[body.priority or 0]
+        priority = to_priority(body.priority)
         return pair_jobs.to_requests(pairs, body.instruction, priority, context, "documents", truncation)
 
     def to_reply(self, body: RerankRequest, results: Sequence[wire.Result], context: Context) -> RerankResponse:

@@ -289,6 +289,7 @@ def test_a_conversation_becomes_the_job_that_the_same_chat_becomes(choice: dict[
 
 PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
 DOCUMENT: Any = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "a"}}
+CLEAR: Any = {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}
 
 
 @pytest.mark.parametrize(
@@ -309,7 +310,9 @@ DOCUMENT: Any = {"type": "document", "source": {"type": "text", "media_type": "t
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
         ({"mcp_servers": [{"type": "url", "url": "https://a.example", "name": "a"}]}, "mcp_servers"),
-        ({"context_management": {"edits": []}}, "context_management"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0].type"),
+        ({"context_management": {"edits": [CLEAR]}}, "context_management.edits[0].keep"),
+        ({"tools": [LOOK | {"allowed_callers": ["code_execution_20250825"]}]}, "tools[0].allowed_callers[0]"),
         ({"container": "c"}, "container"),
         ({"speed": "fast"}, "speed"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -330,6 +333,9 @@ def test_what_is_not_here_is_refused_by_name(changes: dict[str, Any], field: str
 def test_defaults_of_betas_pass():
     passing = {"mcp_servers": [], "context_management": None, "speed": "standard", "service_tier": "auto"}
     assert to_job(**passing) == to_job()
+    keep_all = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}  # what Claude Code sends
+    assert to_job(context_management=keep_all) == to_job(context_management={"edits": []}) == to_job()
+    assert to_job(tools=[LOOK | {"allowed_callers": ["direct"]}]) == to_job(tools=[LOOK])
 
 
 def test_errors_are_anthropics(claude: Anthropic, scripted_claude: Anthropic, stack: Stack):

@@ -116,8 +116,7 @@ def test_defaults_change_nothing(kind: str, options: dict[str, Any]):
         ("chat", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "cannot be streamed"),
         ("chat", {"prompt_logprobs": 1025}, "prompt_logprobs", "<= 1024"),
         ("chat", {"structural_tag": {}}, "structural_tag", "not supported here, expected null, found {}"),
-        ("chat", {"priority": 1}, "priority", "not supported here, expected 0 or null, found 1"),
-        ("chat", {"priority": False}, "priority", "found False"),
+        ("chat", {"priority": False}, "priority", "Expected `int | null`, got `bool`, found False"),
         ("chat", {"separate_reasoning": False}, "separate_reasoning", "expected true or null"),
         ("chat", {"guided_json": None, "no_such_field": None}, "no_such_field", "unknown field"),
         ("chat", {"chat_template": "{{ a }}"}, "chat_template", "not supported here"),
@@ -292,6 +291,12 @@ def test_a_number_out_of_range_is_refused_by_its_field(foreign: dict[str, Any]):
     with pytest.raises(wire.Invalid) as refused:
         CHAT.parse(body)
     assert (refused.value.field, refused.value.message) == ("seed", "seed: Number out of range")
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions", "responses"])
+@pytest.mark.parametrize(("number", "priority"), [(-7, "high"), (0, "normal"), (None, "normal"), (3, "low")])
+def test_the_sign_of_a_priority_decides(kind: str, number: int | None, priority: str):
+    assert [job.priority for job in parse(kind, {"priority": number})] == [priority]
 
 
 @pytest.mark.parametrize("kind", ["chat", "completions", "responses"])

@@ -243,7 +243,7 @@ def test_ranks_and_a_first_token_without_a_distribution(client: Client):
 
 
 def test_a_version_that_is_asked_for_is_the_models(client: Client):
-    request = wire.Compare(model="4bit", base="base", items=ITEMS, if_weights=3, expires_at=time.time() + 2)
+    request = wire.Compare(model="4bit", base="base", items=ITEMS, if_weights=3, expires_at=time.time() + 8)
     job = client.submit(request)
     assert client.job(wire.base_job_id(job.id), wait_s=60).status == "finished"
     with pytest.raises(JobFailed, match="expires_at"):

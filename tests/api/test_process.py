@@ -115,14 +115,14 @@ def test_it_serves_without_mlx_and_answers_waiting_clients_when_it_stops(
             eventually(lambda: "scorepool_clients_waiting 1.0" in http.get("/metrics").text)
         eventually(lambda: "scorepool_clients_waiting 0.0" in http.get("/metrics").text)
         answers: list[httpx.Response] = []
-        waiter = threading.Thread(target=lambda: answers.append(http.get(f"/v1/jobs/{id_}?wait=25")))
+        waiter = threading.Thread(target=lambda: answers.append(http.get(f"/v1/jobs/{id_}?wait=60")))
         waiter.start()
         eventually(lambda: "scorepool_clients_waiting 1.0" in http.get("/metrics").text)
         started_at = time.monotonic()
         api.send_signal(signal.SIGTERM)
         waiter.join()
         api.wait(60)
-        assert time.monotonic() - started_at < 20  # not the 25 s that it would wait
+        assert time.monotonic() - started_at < 50  # not the 60 s that it would wait
         assert (answers[0].status_code, answers[0].json()["status"]) == (200, "queued")
     assert "my-prompt" not in log.read_text()
     assert "Traceback" not in log.read_text()
@@ -160,7 +160,7 @@ def test_a_redis_that_hangs_is_answered_with_503_within_seconds(root: Path, tmp_
                         *(pool.submit(http.get, path) for path in ("/v1/jobs", "/readyz")),
                     ]
                 assert [reply.result().status_code for reply in replies] == [503] * 3
-                assert time.monotonic() - started_at < 30  # 4 s, twice if it reconnects
+                assert time.monotonic() - started_at < 60  # 4 s, twice if it reconnects
             finally:
                 os.kill(pid, signal.SIGCONT)
             eventually(lambda: is_ready(http))

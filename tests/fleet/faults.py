@@ -54,13 +54,15 @@ def naps(
         (job_id,) = fleet.submit(generate(int(last_s / 0.02)))
         started_at = time.monotonic()
         for _ in range(num_naps):
-            until(lambda: fleet.holder(job_id) or job_id in fleet.ends(), 30 * lease_s)
+            until(lambda: fleet.holder(job_id) or job_id in fleet.ends(), 60 + 30 * lease_s)
             if job_id in fleet.ends():
                 break
             name = fleet.holder(job_id) or ""
             time.sleep(0.3)
             hosts[name].stop()
-            until(lambda name=name: fleet.holder(job_id) not in (name, None) or job_id in fleet.ends(), 30 * lease_s)  # type: ignore[misc]
+            until(
+                lambda name=name: fleet.holder(job_id) not in (name, None) or job_id in fleet.ends(), 60 + 30 * lease_s
+            )  # type: ignore[misc]
             hosts[name].wake()
         fleet.wait_until_done([job_id], 60)
         outcome = fleet.outcome(job_id)
@@ -155,6 +157,10 @@ class Arrivals:
                         seen |= {delta["first"] + index for index in range(len(delta["token_ids"]))}
                 self.seen.append((time.monotonic(), len(seen)))
             time.sleep(0.02)
+
+    @property
+    def num_seen(self) -> int:
+        return self.seen[-1][1] if self.seen else 0
 
     def close(self) -> None:
         self._is_over.set()

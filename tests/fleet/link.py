@@ -58,6 +58,7 @@ class Link:
         self.port = 0
         self.num_bytes_up = 0  # that arrived from the worker
         self.num_bytes_down = 0
+        self.num_turns = 0  # round trips: how often a worker sent something after it had received something
         self.lost_reply = threading.Event()  # set when `lose_next_reply` has lost one
         self._target = _address(target_url)
         self._loop = _shared_loop()
@@ -333,6 +334,7 @@ class End(asyncio.Protocol):
         if data is None:
             self.transport.close()
         else:
+            self._connection.on_delivered(self)
             self.transport.write(data)
 
     def reset(self) -> None:
@@ -354,6 +356,7 @@ class Connection:
         self.redis = End(self, self._on_reply, self._down, self._up)
         self._num_open_ends = 0
         self._opening: asyncio.Task[None] | None = None
+        self._was_received = True
 
     async def _open(self) -> None:
         """Connect to Redis, as if the worker's connection had needed a round trip."""
@@ -385,6 +388,8 @@ class Connection:
 
     def _on_sent(self, data: bytes) -> None:
         self.link.num_bytes_up += len(data)
+        self.link.num_turns += self._was_received
+        self._was_received = False
         largest = self.link.settings.largest_burst
         if largest is not None and len(data) > largest:
             self._up.die()
@@ -395,6 +400,9 @@ class Connection:
         self.link.num_bytes_down += len(data)
         if not self.link.loses(self, data):
             self._down.put(data)
+
+    def on_delivered(self, end: End) -> None:
+        self._was_received |= end is self.worker
 
     def on_opened(self, end: End) -> None:
         self._num_open_ends += 1

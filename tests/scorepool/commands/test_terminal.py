@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -49,7 +50,7 @@ class Terminal:
         os.close(slave)
         self.shown = b""
 
-    def wait_for(self, text: bytes, seconds: float = 30.0) -> bytes:
+    def wait_for(self, text: bytes, seconds: float = 120.0) -> bytes:
         """Read until this text is shown; return what was shown since the last call."""
         deadline = time.monotonic() + seconds
         while text not in self.shown:
@@ -167,11 +168,13 @@ def test_a_full_disk_is_named(stack: Stack):
 def test_ctrl_c_ends_a_wait_with_status_130(stack: Stack):
     with Client(stack.url) as client:
         waits = client.submit(wire.Score(model="gone", items=LARGE.items[:1], wait_for_model=True))
-        command = [SCOREPOOL, "job", waits.id, "--wait", "60", "--url", stack.url]
+        command = [SCOREPOOL, "job", waits.id, "--wait", "250", "--url", stack.url]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            time.sleep(2.0)
+            while not any(each.status == "ESTABLISHED" for each in psutil.Process(process.pid).net_connections()):
+                time.sleep(0.05)
+            time.sleep(0.5)
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 130
+            assert process.wait(120) == 130
             assert process.stdout is not None
             assert process.stderr is not None
             assert (process.stdout.read(), process.stderr.read().strip()) == ("", "")

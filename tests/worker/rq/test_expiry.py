@@ -13,7 +13,7 @@ from scorepool.api.repositories.jobs import Jobs
 from scorepool.api.repositories.stored_results import StoredResults
 from scorepool.store import Keys, RqKeys
 from scorepool.worker.rq.sweep import Sweep
-from tests.worker.conftest import Workers, generate, outcome, submit, until
+from tests.worker.conftest import Workers, done, generate, submit, until
 
 PERMANENT = {RqKeys.queues, Keys.outcome_counts, store.DONE}  # see docs/operations.md
 
@@ -50,7 +50,7 @@ def test_no_key_without_a_time_to_live_is_left_after_all_jobs_expired(redis: Red
     redis.zadd(Keys.deliveries_of("alice"), {"wh_gone": 1})
     redis.zadd(Keys.sweep_schedule, {Keys.jobs_of("alice"): 0, Keys.deliveries_of("alice"): 0})
     killed = workers.start()
-    until(lambda: all(outcome(redis, job_id) for job_id in ids))
+    until(lambda: len(done(redis)) == len(ids))
     killed.kill()
     killed.wait()
     other = workers.start()

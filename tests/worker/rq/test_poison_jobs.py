@@ -49,7 +49,7 @@ def test_jobs_in_flight_when_workers_are_killed_from_outside_all_finish_and_run_
     """Kill six workers with the same jobs in flight. That is more than the crash limit."""
     ids = [submit(redis, generate(max_tokens=200)) for _ in range(64)]  # each runs for a second if all run together
     for _ in range(6):
-        worker = workers.start(SCOREPOOL_LEASE_S="30", SCOREPOOL_MAX_JOBS_IN_FLIGHT="64")
+        worker = workers.start(SCOREPOOL_LEASE_S="30", SCOREPOOL_MAX_JOBS_IN_FLIGHT="6")  # so that some never are
         until(lambda: redis.zcard("rq:wip:demo"))
         time.sleep(0.1)
         worker.send_signal(signal.SIGKILL)

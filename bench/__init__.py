@@ -15,6 +15,7 @@ profile         the share of each function in the engine's time
 result_cache    jobs that the result cache has, has not, and that do not ask it
 shared_prefix   many completions of one prompt, against mlx_lm.evaluate, mlx and transformers
 sparse_prefill  the time to the first token of a long prompt, of which a part is prefilled
+spread          jobs of two models on one Redis server, and on one each
 targets         the caller's token ids and the most likely ones, against none
 through_queue   jobs through HTTP, Redis and a worker, against the engine in one process
 unique_prompts  prompts of mixed lengths, against mlx_lm.evaluate, mlx and transformers

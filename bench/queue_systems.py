@@ -61,9 +61,9 @@ def make_result(num_tokens: int) -> wire.Result:
     )
 
 
-def make_request(num_tokens: int) -> wire.Score:
+def make_request(num_tokens: int, model: str = "demo") -> wire.Score:
     item = wire.ScoreItem(prompt=[1], completion=list(range(num_tokens)))
-    return wire.Score(model="demo", items=[item], wait_for_model=True)
+    return wire.Score(model=model, items=[item], wait_for_model=True)
 
 
 class NoopWorker(Worker):
@@ -82,12 +82,12 @@ class NoopWorker(Worker):
         self.functions[store.INFER] = run
 
 
-async def submit(url: str, num_jobs: int, num_tokens: int = 1) -> None:
+async def submit(url: str, num_jobs: int, num_tokens: int = 1, model: str = "demo") -> None:
     async with redis.asyncio.Redis.from_url(url) as connection:
         queue = Queue(connection, store.Settings(max_queue_depth=10**7), Keyring([]).weight, False)
         for start in range(0, num_jobs, 500):
             count = min(500, num_jobs - start)
-            await queue.submit("bench", [make_request(num_tokens)] * count, [uuid4().hex for _ in range(count)])
+            await queue.submit("bench", [make_request(num_tokens, model)] * count, [uuid4().hex for _ in range(count)])
 
 
 def run_scorepool(url: str, num_jobs: int) -> None:

@@ -9,6 +9,7 @@ import sys
 
 from redis import Redis
 
-redis = Redis.from_url(os.environ["SCOREPOOL_REDIS_URL"], socket_timeout=3, decode_responses=True)
+url = os.environ.get("RQ_REDIS_URL") or os.environ["SCOREPOOL_REDIS_URL"]  # of several servers, the worker's own
+redis = Redis.from_url(url, socket_timeout=3, decode_responses=True)
 hosts = [redis.hget(key, "hostname") for key in redis.smembers("rq:workers")]
 sys.exit(socket.gethostname() not in hosts)

@@ -64,7 +64,7 @@ def check_redis_url(url: str) -> None:
     The message shows no part of the URL but the names of options, because it may hold a password.
     """
     parts = split_redis_url(url)
-    if parts.scheme not in ("redis", "rediss", "unix"):
+    if not url.startswith(("redis://", "rediss://", "unix://")):  # redis-py knows them in lower case only
         raise SettingsError(f"the Redis URL cannot be parsed; expected {REDIS_URL_FORMS}")
     if parts.scheme == "unix":
         _check_path(parts)

@@ -130,7 +130,7 @@ def _parse(text: str) -> dict[str, str]:
 
     try:
         urls = json.loads(text, object_pairs_hook=once)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if isinstance(error, SettingsError):
             raise
         reason = getattr(error, "msg", "it is no JSON")  # the whole text may show a part of a password

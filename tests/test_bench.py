@@ -37,7 +37,7 @@ SLOW = (
         "memory",
         "profile",
     ),
-    *("reload", "result_cache", "targets"),
+    *("reload", "result_cache", "spread", "targets"),
 )
 
 

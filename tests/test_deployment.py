@@ -181,9 +181,12 @@ def test_a_worker_container_is_healthy_while_redis_knows_a_worker_of_its_host(
     if hostname:
         redis.sadd("rq:workers", "rq:worker:w")
         redis.hset("rq:worker:w", "hostname", hostname)
-    environ = {**os.environ, "SCOREPOOL_REDIS_URL": redis_url}
-    done = subprocess.run([sys.executable, root / "deploy" / "worker_is_alive.py"], env=environ, check=False)
-    assert done.returncode == status
+    for environ in (
+        {"SCOREPOOL_REDIS_URL": redis_url},
+        {"RQ_REDIS_URL": redis_url, "SCOREPOOL_REDIS_URL": "unix:///absent"},  # it is on another server than home
+    ):
+        command = [sys.executable, root / "deploy" / "worker_is_alive.py"]
+        assert subprocess.run(command, env=os.environ | environ, check=False).returncode == status
 
 
 def test_the_image_has_two_extras_and_does_not_run_as_root(root: Path):

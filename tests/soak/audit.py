@@ -7,16 +7,17 @@ gone, and a job that ended then may end again with another outcome. Nothing olde
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
+from typing import Any
 
 from redis import Redis
 
 from scorepool import store, wire
-from tests.soak.log import Log
 
+Entries = Iterable[Mapping[str, Any]]  # of a log
 STATUSES = {
     "finished": "finished",
     "failed": "failed",
@@ -31,7 +32,7 @@ EXPECTED_KEYS = [
         rf"rq:(?:job|results):(?:wh_)?(?P<id>{JOB_ID})",
         rf"scorepool:(?:outcome|request):(?P<id>{JOB_ID})",
         r"scorepool:(?:owned|deliveries|ledger|sizes|live_batches):.*",
-        r"rq:(?:finished|failed|canceled):(?:demo|demo:high|demo:low|webhooks)",
+        r"rq:(?:finished|failed|canceled):(?:(?:demo|big)(?::high|:low)?|webhooks)",
         r"rq:queues",
         r"rq:workers(?::.*)?",
         r"scorepool:(?:done|tokens|missing_tokens|id_secret|indexes|models|probe|outcomes)",
@@ -62,11 +63,14 @@ class Audit:
     `power_cuts` are the times (unix, s) at which Redis lost what it had not written through.
     """
 
-    def __init__(self, redis: Redis, driver: Log, receiver: Log, power_cuts: Sequence[float] = ()) -> None:
+    def __init__(
+        self, redis: Redis, driver: Entries, receiver: Entries, power_cuts: Sequence[float] = (), model: str = "demo"
+    ) -> None:
         self.findings: dict[str, list[str]] = defaultdict(list)
         self.counts: Counter[str] = Counter()
         self._redis = redis
         self._power_cuts = power_cuts
+        self._model = model
         self._lost: set[str] = set()  # ids accepted in the second before a power cut, and gone
         self._accepted: dict[str, bool] = {}  # by job id: True if it has a webhook
         self._canceled: set[str] = set()
@@ -80,7 +84,7 @@ class Audit:
         self._check_deliveries()
         self._check_keys()
 
-    def _read_driver(self, log: Log) -> None:
+    def _read_driver(self, log: Entries) -> None:
         for entry in log:
             match entry["event"]:
                 case "accepted":
@@ -117,7 +121,7 @@ class Audit:
         if digest is not None:
             self._ends.setdefault(job_id, JobEnd(status, digest, at))
 
-    def _read_receiver(self, log: Log) -> None:
+    def _read_receiver(self, log: Entries) -> None:
         for entry in log:
             self._deliveries[entry["id"]].append((entry["body"], entry["status"]))
             if not entry["is_signed"]:
@@ -203,7 +207,7 @@ class Audit:
                     self.findings["key of an unknown job"].append(key)
             elif not EXPIRING_KEYS.fullmatch(key) or self._redis.ttl(key) == -1:
                 self.findings["key left over"].append(key)
-        for queue in [*store.queue_names("demo"), store.WEBHOOKS]:
+        for queue in [*store.queue_names(self._model), store.WEBHOOKS]:
             for registry in ("finished", "failed", "canceled"):
                 self.counts[f"rq:{registry}:{queue}"] = self._redis.zcard(f"rq:{registry}:{queue}")
 

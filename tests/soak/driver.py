@@ -9,6 +9,7 @@ import json
 import random
 import threading
 import time
+from collections.abc import Sequence
 from itertools import count, islice
 from typing import Any
 
@@ -22,10 +23,10 @@ ENDED = ("finished", "failed", "canceled")
 TENANTS = ({"Authorization": "Bearer soak-a"}, {"Authorization": "Bearer soak-b"})
 
 
-def make_job(rng: random.Random, webhook: str) -> dict[str, Any]:
+def make_job(rng: random.Random, webhook: str, model: str = "demo") -> dict[str, Any]:
     text = " ".join(rng.choices(WORDS, k=8))
     kind = rng.random()
-    job: dict[str, Any] = {"model": "demo", "priority": rng.choice(["high", "normal", "normal", "low"])}
+    job: dict[str, Any] = {"model": model, "priority": rng.choice(["high", "normal", "normal", "low"])}
     if kind < 0.5:
         job |= {"type": "score", "items": [{"prompt": text, "completion": " none."}]}
     elif kind < 0.98:
@@ -38,15 +39,25 @@ def make_job(rng: random.Random, webhook: str) -> dict[str, Any]:
 
 
 class Driver:
-    """Submits `num_jobs` jobs over `duration_s` seconds and reads them until `stop`."""
+    """Submits `num_jobs` jobs over `duration_s` seconds and reads them until `stop`. A bulk is of one of the models."""
 
-    def __init__(self, urls: list[str], webhook: str, log: Log, seed: int, num_jobs: int, duration_s: float) -> None:
+    def __init__(
+        self,
+        urls: list[str],
+        webhook: str,
+        log: Log,
+        seed: int,
+        num_jobs: int,
+        duration_s: float,
+        models: Sequence[str] = ("demo",),
+    ) -> None:
         self._urls = urls
         self._webhook = webhook
         self._log = log
         self._seed = seed
         self._num_jobs = num_jobs
         self._duration_s = duration_s
+        self._models = models
         self._lock = threading.Lock()
         self._ids: dict[str, dict[str, str]] = {}  # accepted, oldest first: headers of the tenant by job id
         self._stopping = threading.Event()
@@ -78,7 +89,8 @@ class Driver:
                     return
                 late_s = time.monotonic() - started_at - share * self._duration_s
                 self._stopping.wait(max(0.0, -late_s))
-                jobs = [make_job(rng, self._webhook) for _ in range(rng.choice([1, 1, 20, 100]))]
+                model = self._models[0] if len(self._models) == 1 else rng.choice(self._models)
+                jobs = [make_job(rng, self._webhook, model) for _ in range(rng.choice([1, 1, 20, 100]))]
                 jobs = jobs[: max(1, self._num_jobs // 50)]
                 key = f"{self._seed}-{number}-{attempt}" if rng.random() < 0.7 else None
                 ids = self._submit_until_answered(http, rng, jobs, key)
@@ -119,7 +131,7 @@ class Driver:
         with self._lock:
             self._ids |= dict.fromkeys(ids, tenant)
         for job_id, job in zip(ids, jobs, strict=True):
-            self._log.write("accepted", id=job_id, webhook="webhook" in job)
+            self._log.write("accepted", id=job_id, webhook="webhook" in job, model=job["model"])
 
     def _cancel(self, http: httpx.Client, rng: random.Random, job_id: str) -> None:
         self._log.write("cancel", id=job_id)  # before sending, because the answer may be lost

@@ -33,7 +33,7 @@ SETTINGS = {
 }
 
 
-def wait_until_idle(redis: Redis, timeout_s: float) -> None:
+def wait_until_idle(redis: Redis, timeout_s: float, model: str = "demo") -> None:
     """Wait until no job or delivery waits or runs. Make scheduled deliveries due now instead of waiting for them."""
     deadline = time.monotonic() + timeout_s
     busy: list[str] = []
@@ -42,7 +42,7 @@ def wait_until_idle(redis: Redis, timeout_s: float) -> None:
         try:
             for delivery in redis.zrange(f"rq:scheduled:{store.WEBHOOKS}", 0, -1):
                 redis.zadd(f"rq:scheduled:{store.WEBHOOKS}", {delivery: 0}, xx=True)
-            queues = [*store.queue_names("demo"), store.WEBHOOKS]
+            queues = [*store.queue_names(model), store.WEBHOOKS]
             keys = [f"rq:{kind}:{queue}" for queue in queues for kind in ("queue", "deferred", "wip", "scheduled")]
             busy = [key for key in keys if redis.exists(key)]
             if not busy:

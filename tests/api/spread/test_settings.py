@@ -46,6 +46,8 @@ def test_an_id_names_its_server_and_keeps_its_form():
     ("urls", "says"),
     [
         ("{", "SCOREPOOL_REDIS_URLS: expected a JSON object"),
+        ("[" * 100_000, "SCOREPOOL_REDIS_URLS: expected a JSON object"),
+        ({"a": A.replace("redis", "REDIS")}, r"SCOREPOOL_REDIS_URLS\['a'\]: the Redis URL cannot be parsed"),
         ([A], "SCOREPOOL_REDIS_URLS: expected a JSON object"),
         ({"a": 1}, "whose values are texts"),
         (f'{{"a": "{A}", "a": "{B}"}}', "the model 'a' is given twice"),

@@ -37,18 +37,18 @@ def test_the_documented_rights_suffice(limited: tuple[Redis, str], root: Path, t
         workers.start("--with-scheduler", "--name", "mac", SCOREPOOL_LEASE_S="5")
         eventually(lambda: serves(http, "demo"))
         job_id = http.post("/v1/jobs", json=generate(max_tokens=3)).json()["id"]
-        assert http.get(f"/v1/jobs/{job_id}?wait=20").json()["status"] == "finished"
+        assert http.get(f"/v1/jobs/{job_id}?wait=60").json()["status"] == "finished"
         long_job = http.post("/v1/jobs", json=generate(max_tokens=100_000)).json()["id"]
         until(lambda: http.get(f"/v1/jobs/{long_job}").json()["status"] == "started")
         assert http.post(f"/v1/jobs/{long_job}/cancel").status_code in (200, 202)  # 200: it has stopped already
-        assert http.get(f"/v1/jobs/{long_job}?wait=20").json()["status"] == "canceled"
+        assert http.get(f"/v1/jobs/{long_job}?wait=60").json()["status"] == "canceled"
         assert len(http.get("/v1/jobs").json()["jobs"]) == 2
         assert http.delete(f"/v1/jobs/{job_id}").status_code == 204
         endpoint = http.post("/v1/webhooks/endpoints", json={"url": "https://a.example/"}).json()["endpoint"]
         assert http.post("/v1/webhooks/test", json={"endpoint_id": endpoint["id"]}).status_code == 202
         body = generate(max_tokens=3, webhook="https://b.example/", expires_at=time.time() + 60)
         notified = http.post("/v1/jobs", json=body).json()["id"]
-        assert http.get(f"/v1/jobs/{notified}?wait=20").json()["status"] == "finished"
+        assert http.get(f"/v1/jobs/{notified}?wait=60").json()["status"] == "finished"
         assert len(http.get("/v1/webhooks/deliveries").json()["deliveries"]) == 3
         file = http.post("/v1/files", files={"file": ("f.jsonl", LINE)}, data={"purpose": "batch"}).json()["id"]
         create = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}

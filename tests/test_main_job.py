@@ -220,7 +220,7 @@ def test_a_queued_job_can_be_canceled(stack: Stack, client: Client):
         job_id = client.submit(job_of_size(0, 1))
         assert client.cancel(job_id).status == "canceled"
     with pytest.raises(JobFailed) as caught:
-        client.result(job_id, timeout_s=10)
+        client.result(job_id, timeout_s=60)
     assert caught.value.failure.code == "canceled"
     assert client.job(client.submit(job_of_size(0, 1)), wait_s=60).status == "finished"
 

@@ -148,7 +148,7 @@ def test_a_failover_under_load_loses_no_accepted_job(servers: Servers, root: Pat
             servers.start_node(old, "--replicaof", f"127.0.0.1 {servers.agreed_master()}")
             num_before = len(accepted)
             eventually(lambda: len(accepted) > num_before + 100, TIMEOUT_S)
-            waiting = http.get(f"/v1/jobs/{accepted[-1]}?wait=20").json()
+            waiting = http.get(f"/v1/jobs/{accepted[-1]}?wait=60").json()
         finally:
             ended.set()
             for client in clients:

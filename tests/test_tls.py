@@ -71,7 +71,7 @@ def test_api_worker_and_tools_use_tls_with_an_authority_from_the_url(
         workers.start("--connection-class", "scorepool.worker.Redis", "--with-scheduler")
         with running(root, url, tmp_path / "api.log") as (http, _):
             job_id = http.post("/v1/jobs", json=generate(max_tokens=3, wait_for_model=True)).json()["id"]
-            assert http.get(f"/v1/jobs/{job_id}?wait=20").json()["status"] == "finished"
+            assert http.get(f"/v1/jobs/{job_id}?wait=60").json()["status"] == "finished"
             assert "1 finished" in workers.rq("info")
 
 

@@ -377,7 +377,7 @@ async def call_vllm_server(call: Callable[..., Awaitable[Any]], redis: Redis, *,
     route = "/reset_prefix_cache"
     with redis.pubsub() as pubsub:
         pubsub.subscribe(Keys.reset_prefix_cache)
-        while pubsub.get_message(timeout=5) is None:
+        while pubsub.get_message(timeout=60) is None:
             pass
         await call("POST", route)
     await call("POST", route, key=None)

@@ -25,7 +25,7 @@ async def test_clear_cache_tells_workers_to_drop_the_caches_of_prompts(
     async with serving() as http:
         with redis.pubsub() as pubsub:
             pubsub.subscribe(Keys.reset_prefix_cache)
-            while pubsub.get_message(timeout=5) is None:
+            while pubsub.get_message(timeout=60) is None:
                 pass
             assert (await http.post(f"/pause?mode=wait{query}")).status_code == 200
             message = pubsub.get_message(timeout=0.5)

@@ -70,7 +70,7 @@ class ReadBudget:
 
 def dropped(runners: Runners) -> Engine:
     engine = Engine(EngineSettings(model="fake"), runners)
-    engine.drop_weights().result(10)
+    engine.drop_weights().result(60)
     until(lambda: not engine.is_loaded)
     return engine
 
@@ -81,11 +81,11 @@ def test_weights_are_kept_while_there_is_a_group():
     [runner] = runners.opened
     runner.may_step.clear()
     running = engine.add([generating(3)])
-    assert runner.in_step.wait(10)
+    assert runner.in_step.wait(60)
     asked = engine.drop_weights()
     runner.may_step.set()
-    running.result(10)
-    asked.result(10)
+    running.result(60)
+    asked.result(60)
     assert not runner.is_closed
     assert engine.is_loaded
     engine.close()
@@ -98,7 +98,7 @@ def test_groups_that_come_while_the_weights_are_dropped_share_one_reload():
     added: list[Future[list[Sequence]]] = []
 
     def add() -> None:
-        barrier.wait(10)
+        barrier.wait(60)
         added.append(engine.add([scored(1, 2)]))
 
     threads = [threading.Thread(target=add) for _ in range(4)]
@@ -106,20 +106,20 @@ def test_groups_that_come_while_the_weights_are_dropped_share_one_reload():
         thread.start()
     for thread in threads:
         thread.join()
-    assert [len(future.result(10)) for future in added] == [1] * 4
+    assert [len(future.result(60)) for future in added] == [1] * 4
     assert [runner.is_closed for runner in runners.opened] == [True, False]
     engine.close()
 
 
 def test_control_messages_work_without_weights_and_a_budget_outlasts_them():
     engine = dropped(Runners(MODEL_INFO, MODEL_INFO))
-    engine.control(SetBudget(1 / 2048)).result(10)
-    assert engine.clear_prefix_cache().result(10) == 0
-    engine.drop_weights().result(10)
+    engine.control(SetBudget(1 / 2048)).result(60)
+    assert engine.clear_prefix_cache().result(60) == 0
+    engine.drop_weights().result(60)
     assert not engine.is_loaded
-    engine.add([scored(1)]).result(10)
+    engine.add([scored(1)]).result(60)
     assert engine.is_loaded
-    assert engine.control(ReadBudget()).result(10) == 1
+    assert engine.control(ReadBudget()).result(60) == 1
     engine.close()
 
 
@@ -142,7 +142,7 @@ def test_control_messages_work_without_weights_and_a_budget_outlasts_them():
 def test_a_model_that_is_gone_or_another_ends_the_engine_with_the_reason(second: ModelInfo | Exception, says: str):
     engine = dropped(Runners(MODEL_INFO, second))
     with pytest.raises(ReloadError) as caught:
-        engine.add([scored(1)]).result(10)
+        engine.add([scored(1)]).result(60)
     assert says in caught.value.message
     with pytest.raises(ReloadError):
         engine.add([scored(1)])

@@ -132,7 +132,7 @@ def test_a_failed_load_raises_only_after_the_mlx_thread_is_idle(monkeypatch: pyt
 def test_a_groups_future_gives_the_same_objects_when_all_are_done(engine: Engine, runner: FakeRunner):
     sequences = [scored(1), generating(5), scored(2, 3)]
 
-    assert engine.add(sequences).result(10) == sequences
+    assert engine.add(sequences).result(60) == sequences
 
     assert all(sequence.is_done for sequence in sequences)
     assert set(runner.released) == set(sequences)
@@ -143,9 +143,9 @@ def test_a_failed_sequence_ends_its_group_and_no_other(engine: Engine):
     good, bad = engine.add([generating(5)]), engine.add([generating(20), scored(FAILS)])
 
     with pytest.raises(NonFiniteLogits, match="NaN"):
-        bad.result(10)
-    good.result(10)
-    engine.add([scored(1)]).result(10)
+        bad.result(60)
+    good.result(60)
+    engine.add([scored(1)]).result(60)
 
 
 def test_an_engine_fault_ends_every_group_and_later_calls(
@@ -157,7 +157,7 @@ def test_an_engine_fault_ends_every_group_and_later_calls(
 
     for future in (innocent, guilty):
         with pytest.raises(EngineDeadError, match="ZeroDivisionError: a bug"):
-            future.result(10)
+            future.result(60)
     with pytest.raises(EngineDeadError, match="a bug"):
         engine.add([scored(1)])
     assert "Traceback" in caplog.text
@@ -170,7 +170,7 @@ def test_an_engine_fault_ends_every_group_and_later_calls(
 def test_close_ends_pending_groups(engine: Engine, runner: FakeRunner):
     runner.may_step.clear()
     running = engine.add([generating(90)])
-    assert runner.in_step.wait(10)
+    assert runner.in_step.wait(60)
     waiting = engine.add([scored(1)])
     threading.Timer(0.05, runner.may_step.set).start()
 
@@ -178,7 +178,7 @@ def test_close_ends_pending_groups(engine: Engine, runner: FakeRunner):
 
     for future in (running, waiting):
         with pytest.raises(EngineClosed):
-            future.result(10)
+            future.result(60)
     with pytest.raises(EngineClosed):
         engine.add([scored(1)])
 
@@ -187,15 +187,15 @@ def test_cancel_releases_the_sequences_and_ends_the_wait(engine: Engine, runner:
     runner.may_step.clear()
     sequence = generating(90)
     future = engine.add([sequence])
-    assert runner.in_step.wait(10)
+    assert runner.in_step.wait(60)
 
     engine.cancel(future)
     runner.may_step.set()
 
     assert wait([future], 10).done == {future}
     with pytest.raises(CancelledError):
-        future.result(10)
-    engine.add([scored(1)]).result(10)
+        future.result(60)
+    engine.add([scored(1)]).result(60)
     assert sequence in runner.released
     engine.cancel(future)  # a second cancellation is ignored
 
@@ -203,12 +203,12 @@ def test_cancel_releases_the_sequences_and_ends_the_wait(engine: Engine, runner:
 def test_a_group_canceled_before_it_runs_never_runs(engine: Engine, runner: FakeRunner):
     runner.may_step.clear()
     engine.add([generating(2)])
-    assert runner.in_step.wait(10)
+    assert runner.in_step.wait(60)
     sequence = scored(1)
     engine.cancel(engine.add([sequence]))
     runner.may_step.set()
 
-    engine.add([scored(2)]).result(10)
+    engine.add([scored(2)]).result(60)
 
     assert sequence.columns.logprobs == []
 
@@ -220,11 +220,11 @@ def test_the_start_of_the_running_step_is_visible(engine: Engine, runner: FakeRu
 
     future = engine.add([generating(1)])
 
-    assert runner.in_step.wait(10)
+    assert runner.in_step.wait(60)
     assert engine.step_started_at is not None
     assert before <= engine.step_started_at <= time.monotonic()
     runner.may_step.set()
-    future.result(10)
+    future.result(60)
 
 
 def test_an_invalid_request_is_refused_in_the_callers_thread(engine: Engine, runner: FakeRunner):
@@ -263,7 +263,7 @@ def test_a_fault_while_a_canceled_group_is_released_ends_every_group(
     runner.may_step.clear()
     canceled = engine.add([Sequence(token_ids=[1, 2], sampling=Sampling(max_tokens=5))])
     other = engine.add([Sequence(token_ids=[3, 4], sampling=Sampling(max_tokens=5))])
-    assert runner.in_step.wait(10)
+    assert runner.in_step.wait(60)
 
     def release(sequences: list[Sequence]) -> None:
         if any(sequence.token_ids[0] == 1 for sequence in sequences):
@@ -273,5 +273,5 @@ def test_a_fault_while_a_canceled_group_is_released_ends_every_group(
     engine.cancel(canceled)
     runner.may_step.set()
     with pytest.raises(EngineDeadError):
-        other.result(10)
-    assert engine._returned.wait(10)
+        other.result(60)
+    assert engine._returned.wait(60)

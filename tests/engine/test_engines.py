@@ -225,16 +225,16 @@ def test_a_switch_of_a_model_that_is_not_in_memory_drops_it_again_while_another_
     engines, runners = fakes("a", "b")
     for engine in engines.values():
         engine.resident.size_bytes = 2**20
-    engines["b"].drop_weights().result(10)
+    engines["b"].drop_weights().result(60)
     runners.by_name["a"].may_step.clear()
     busy = engines["a"].add([generating(3)])
     staging, switching = engines["b"].stage_weights("other", 1), engines["b"].switch_weights()
     runners.by_name["a"].may_step.set()
-    staging.result(10), switching.result(10).result(10)
-    assert busy.result(10)
+    staging.result(60), switching.result(60).result(60)
+    assert busy.result(60)
     until(lambda: sum(engine.is_loaded for engine in engines.values()) <= 1)
     assert engines["b"].model_info.weights_version == 1
-    assert engines["b"].add([scored(1)]).result(10)[0].model_info.weights_version == 1
+    assert engines["b"].add([scored(1)]).result(60)[0].model_info.weights_version == 1
     for engine in engines.values():
         engine.close()
 
@@ -306,12 +306,12 @@ def test_a_model_that_cannot_be_loaded_is_named_and_the_others_are_closed():
 def test_models_take_turns_on_one_thread_which_they_leave_one_by_one():
     engines, runners = fakes("a", "b")
     for engine in engines.values():
-        engine.add([scored(1, 2)]).result(10)
+        engine.add([scored(1, 2)]).result(60)
     assert runners.by_name["a"].threads == runners.by_name["b"].threads == {"mlx"}
     engines["a"].close()
     with pytest.raises(EngineClosed):
         engines["a"].add([scored(1)])
-    assert engines["b"].add([scored(3)]).result(10)
+    assert engines["b"].add([scored(3)]).result(60)
     engines["b"].close()
 
 
@@ -319,8 +319,8 @@ def test_a_fault_of_one_model_ends_its_groups_with_an_error_and_not_those_of_the
     engines, _ = fakes("a", "b")
     faulty, good = engines["a"].add([scored(FAULTS)]), engines["b"].add([generating(50)])
     with pytest.raises(EngineDeadError, match="a bug"):
-        faulty.result(10)
-    assert good.result(10)
+        faulty.result(60)
+    assert good.result(60)
     with pytest.raises(EngineDeadError):
         engines["a"].add([scored(1)])
     for engine in engines.values():
@@ -331,7 +331,7 @@ def test_a_group_that_waits_for_memory_can_be_canceled_and_does_not_load_the_wei
     engines, runners = fakes("a", "b")
     for engine in engines.values():
         engine.resident.size_bytes = 2**20
-    engines["b"].drop_weights().result(10)
+    engines["b"].drop_weights().result(60)
     runners.by_name["a"].may_step.clear()
     busy = engines["a"].add([generating(3)])
     waiting = engines["b"].add([scored(1)])
@@ -339,7 +339,7 @@ def test_a_group_that_waits_for_memory_can_be_canceled_and_does_not_load_the_wei
     assert not engines["a"].has_to_wait
     engines["b"].cancel(waiting)
     runners.by_name["a"].may_step.set()
-    assert busy.result(10)
+    assert busy.result(60)
     time.sleep(0.3)
     assert not engines["b"].is_loaded
     assert waiting.cancelled()
@@ -351,14 +351,14 @@ def test_closing_ends_groups_that_wait_for_memory():
     engines, runners = fakes("a", "b")
     for engine in engines.values():
         engine.resident.size_bytes = 2**20
-    engines["b"].drop_weights().result(10)
+    engines["b"].drop_weights().result(60)
     runners.by_name["a"].may_step.clear()
     engines["a"].add([generating(3)])
     waiting = engines["b"].add([scored(1)])
     threading.Timer(0.1, runners.by_name["a"].may_step.set).start()
     engines["b"].close()
     with pytest.raises(EngineClosed):
-        waiting.result(10)
+        waiting.result(60)
     engines["a"].close()
 
 

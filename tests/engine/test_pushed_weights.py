@@ -282,12 +282,12 @@ def started(*groups: list[Sequence], **options: object) -> tuple[Engine, list[ob
     RUNNERS.clear()
     engine = Engine(EngineSettings(model="fake", max_running_rows=1), staged_fake)
     futures = [engine.add(group, **options) for group in groups]
-    assert RUNNERS[0].in_step.wait(10)
+    assert RUNNERS[0].in_step.wait(60)
     return engine, futures
 
 
 def versions_of(futures: list) -> list[int]:
-    return [future.result(10)[0].model_info.weights_version for future in futures]
+    return [future.result(60)[0].model_info.weights_version for future in futures]
 
 
 def test_groups_that_have_begun_finish_on_the_weights_before_and_the_others_wait():
@@ -295,8 +295,8 @@ def test_groups_that_have_begun_finish_on_the_weights_before_and_the_others_wait
     staging = engine.stage_weights("other", 1)
     switching = engine.switch_weights()
     RUNNERS[0].may_step.set()
-    staging.result(10)
-    switched = switching.result(10)
+    staging.result(60)
+    switched = switching.result(60)
     late = engine.add([scored(1)])
     switched.add_done_callback(lambda _: RUNNERS[1].may_step.set())
     assert versions_of([*futures, late]) == [0, 1, 1]
@@ -309,10 +309,10 @@ def test_groups_that_have_begun_start_anew_if_that_is_asked_for():
     engine.stage_weights("other", 1)
     switching = engine.switch_weights(restart=True)
     RUNNERS[0].may_step.set()
-    switching.result(10).result(10)
+    switching.result(60).result(60)
     RUNNERS[1].may_step.set()
     assert versions_of(futures) == [1, 1]
-    assert len(futures[0].result(10)[0].columns) == 90
+    assert len(futures[0].result(60)[0].columns) == 90
     engine.close()
 
 
@@ -321,9 +321,9 @@ def test_a_group_that_reports_its_steps_is_told_to_begin_anew():
     engine.stage_weights("other", 1)
     switching = engine.switch_weights(restart=True)
     RUNNERS[0].may_step.set()
-    switching.result(10).result(10)
+    switching.result(60).result(60)
     with pytest.raises(WeightsReplaced):
-        futures[0].result(10)
+        futures[0].result(60)
     RUNNERS[1].may_step.set()
     engine.close()
 
@@ -333,11 +333,11 @@ def test_a_switch_that_waits_ends_when_the_last_group_is_canceled_and_with_the_e
     engine.stage_weights("other", 1)
     switching = engine.switch_weights()
     RUNNERS[0].may_step.set()
-    switched = switching.result(10)
+    switched = switching.result(60)
     held = engine.add([generating(1)])
     engine.cancel(held)
     engine.cancel(futures[0])
-    assert switched.result(10).weights_version == 1
+    assert switched.result(60).weights_version == 1
     RUNNERS[1].may_step.set()
     engine.close()
 
@@ -345,10 +345,10 @@ def test_a_switch_that_waits_ends_when_the_last_group_is_canceled_and_with_the_e
 def test_weights_that_are_staged_and_discarded_never_serve():
     engine, futures = started([generating(3)])
     RUNNERS[0].may_step.set()
-    engine.stage_weights("other", 1).result(10)
-    engine.discard_staged().result(10)
+    engine.stage_weights("other", 1).result(60)
+    engine.discard_staged().result(60)
     assert RUNNERS[1].is_closed
     with pytest.raises(LoadError):
-        engine.switch_weights().result(10)
+        engine.switch_weights().result(60)
     assert versions_of(futures) == [0]
     engine.close()

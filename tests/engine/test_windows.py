@@ -103,7 +103,7 @@ def test_a_sequence_without_anything_to_predict_is_done_at_once(engine: Engine):
         Sequence(token_ids=[7, 8], score_from=2),
     )
 
-    engine.add([first, last]).result(10)
+    engine.add([first, last]).result(60)
 
     assert (first.columns.logprobs, first.columns.top_ids, first.columns.top_logprobs, first.columns.ranks) == (
         [None],

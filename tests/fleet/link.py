@@ -155,7 +155,7 @@ class Link:
         return True
 
     def _call(self, coroutine: Any) -> None:
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
 
 class Wire:

@@ -157,7 +157,7 @@ def test_a_client_that_disconnects_gets_the_answer_of_its_request_id(http: httpx
 
     def leave() -> None:
         with httpx.Client(base_url=stack.url) as impatient, pytest.raises(httpx.ReadTimeout):
-            impatient.post(PATH, json=body, timeout=0.2)
+            impatient.post(PATH, json=body, timeout=httpx.Timeout(60, read=0.2))
 
     thread = threading.Thread(target=leave)
     thread.start()

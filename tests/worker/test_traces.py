@@ -166,4 +166,4 @@ def test_a_collector_that_is_away_holds_up_neither_jobs_nor_the_end(redis: Redis
     worker = workers.start("--name", "mac", SCOREPOOL_LEASE_S="20", **away)
     eventually(lambda: bool(redis.keys("scorepool:card:*")))
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(15) == 0
+    assert worker.wait(60) == 0

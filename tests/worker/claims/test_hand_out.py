@@ -22,7 +22,7 @@ QUEUES = ("demo:high", "demo", "demo:low")
 def messages(redis: Redis) -> Iterator[PubSub]:
     with redis.pubsub(ignore_subscribe_messages=True) as pubsub:
         pubsub.subscribe(store.Keys.wake("mac"))
-        pubsub.get_message(timeout=5)
+        pubsub.get_message(timeout=60)
         yield pubsub
 
 
@@ -63,7 +63,7 @@ def test_a_slow_worker_gets_no_job_that_faster_ones_end_before(redis: Redis, hel
     fast = Leases(redis, "fast", "rq:worker:fast", 60)
     with redis.pubsub(ignore_subscribe_messages=True) as to_fast:
         to_fast.subscribe(store.Keys.wake("fast"))
-        to_fast.get_message(timeout=5)
+        to_fast.get_message(timeout=60)
         ask(redis, held, 4, speed=1.0, writes_speed=True)
         ask(redis, fast, 4, speed=10.0, writes_speed=True)
 
@@ -82,7 +82,7 @@ def test_a_worker_that_begins_a_job_at_once_is_asked_before_a_faster_one_that_is
     full = Leases(redis, "full", "rq:worker:full", 60)
     with redis.pubsub(ignore_subscribe_messages=True) as to_full:
         to_full.subscribe(store.Keys.wake("full"))
-        to_full.get_message(timeout=5)
+        to_full.get_message(timeout=60)
         ask(redis, held, 1, speed=2.0, writes_speed=True)
         ask(redis, full, 1, speed=10.0, writes_speed=True, is_full=True)
 
@@ -96,7 +96,7 @@ def test_full_workers_get_what_a_slow_one_should_not_have(redis: Redis, held: Le
     full = Leases(redis, "full", "rq:worker:full", 60)
     with redis.pubsub(ignore_subscribe_messages=True) as to_full:
         to_full.subscribe(store.Keys.wake("full"))
-        to_full.get_message(timeout=5)
+        to_full.get_message(timeout=60)
         ask(redis, held, 4, speed=1.0, writes_speed=True)
         ask(redis, full, 4, speed=10.0, writes_speed=True, is_full=True)
 

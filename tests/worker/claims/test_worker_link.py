@@ -66,7 +66,7 @@ def test_an_error_is_posted_and_later_calls_run(main: MainThread):
 
 def test_a_reply_is_taken_on_the_main_thread_only(main: MainThread):
     main.call(lambda: 1)
-    assert main.link.wait(10)
+    assert main.link.wait(60)
     assert main.replies == []
 
     main.run(1)
@@ -84,6 +84,6 @@ def test_a_call_that_hangs_holds_up_nobody_who_does_not_wait_for_it(main: MainTh
     assert time.monotonic() - started_at < 5
 
     go_on.set()
-    assert main.link.wait(10)
+    assert main.link.wait(60)
     main.run(2)
     assert main.replies == [True, 2]

@@ -162,7 +162,7 @@ class Run:
     def restore(self, store: CheckpointStore, rows: dict[int, Sequence]) -> frozenset[int]:
         restored: Future[frozenset[int]] = Future()
         store.restore(self.checkpoint, rows, self.info, restored.set_result)
-        return restored.result(10)
+        return restored.result(60)
 
 
 Open = Callable[..., CheckpointStore]
@@ -381,7 +381,7 @@ def test_a_result_has_restored_rows_unless_other_weights_computed_the_rest(
 
     engine.computed_by = dataclasses.replace(INFO, weights_version=version)
     pending = runner(Job.from_claimed(Run(redis, "other").claimed, redis, {}))
-    result = pending.finish(pending.future.result(10))
+    result = pending.finish(pending.future.result(60))
     assert [list(each.logprobs or ()) for each in result.sequences] == [[-0.5], [-0.5 if version else -0.25], [-0.5]]
     assert engine.numbers == numbers
     assert result.stamp.weights_version == version

@@ -113,7 +113,7 @@ def test_a_job_canceled_while_it_waits_for_the_tokenizer_is_not_tokenized(
     assert engine.tokenizer.texts == ["SLOW"]
     assert len(engine.added) == 1
     engine.added[0].set_result([])
-    assert first.future.result(10)[0].num_prompt_tokens == 5
+    assert first.future.result(60)[0].num_prompt_tokens == 5
     assert_never_ends(second)
 
 
@@ -157,12 +157,12 @@ def test_canceling_at_any_moment_leaves_nothing_running(runner: InferenceRunner,
 def test_a_dead_engine_ends_the_process_and_not_the_tokenizer_thread(runner: InferenceRunner, engine: RecordingEngine):
     engine.error = EngineDeadError("the engine failed")
     with pytest.raises(FatalError):
-        send(runner, "text").future.result(10)
+        send(runner, "text").future.result(60)
     engine.error = None
     pending = send(runner, "text")  # the thread is still alive
     wait_for_tokenizer(runner)
     engine.added[0].set_result([])
-    assert pending.future.result(10)
+    assert pending.future.result(60)
 
 
 def test_close_waits_for_no_text_and_drops_queued_jobs(runner: InferenceRunner, engine: RecordingEngine):
@@ -178,7 +178,7 @@ def test_a_result_reports_the_model_that_computed_its_last_token(runner: Inferen
     pending = send(runner, "text")
     wait_for_tokenizer(runner)
     engine.added[0].set_result([])
-    (prepared,) = pending.future.result(10)
+    (prepared,) = pending.future.result(60)
     prepared.sequence.model_info = replace(engine.model_info, fingerprint="new weights")
     prepared.sequence.finish_reason = "length"
     prepared.sequence.columns = TokenColumns()
@@ -206,7 +206,7 @@ def test_a_large_result_is_built_on_its_own_thread_and_holds_up_no_small_one(
     wait_for_tokenizer(runner)
     for added in engine.added:
         added.set_result([])
-    assert isinstance(small.finish(small.future.result(10)), wire.Result)
+    assert isinstance(small.finish(small.future.result(60)), wire.Result)
     assert not large.future.done()
     may_build.set()
     prepared = large.future.result(30)

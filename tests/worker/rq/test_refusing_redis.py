@@ -136,7 +136,7 @@ def test_no_process_ends_and_every_accepted_job_ends_once(
 def test_a_worker_that_cannot_start_gives_the_reason_in_one_sentence(stack: Stack):
     with full_memory(stack):
         worker = stack.workers.start()
-        assert worker.wait(timeout=20) == 1
+        assert worker.wait(timeout=60) == 1
     said = r"^scorepool: Redis \(SCOREPOOL_REDIS_URL, .*\): .*command not allowed when used memory"
     assert re.search(said, stack.workers.log, re.MULTILINE)
     assert "Traceback" not in stack.workers.log

@@ -175,7 +175,7 @@ def test_a_client_that_disconnects_gets_the_answer_of_its_request_id(http: httpx
         ({"token_ids": []}, "token_ids", "length >= 1"),
         ({"token_ids": [5, 99_999]}, "token_ids[1]", "expected a token id below"),
         ({"features": {"mm_hashes": {}}}, "features", "not supported here, expected null"),
-        ({"priority": 7}, "priority", "7"),
+        ({"priority": "high"}, "priority", "Expected `int | null`"),
         ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params", "not supported here"),
         ({"unheard_of": 1}, "unheard_of", "unknown field"),
         ({"stream": True, "sampling_params": {"prompt_logprobs": 1}}, "sampling_params.prompt_logprobs", "be streamed"),

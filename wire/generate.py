@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from scorepool.wire.chat import Message, Tool, check_json, check_num_calls
 from scorepool.wire.columns import LogprobsMode
-from scorepool.wire.image import Images, check_images
+from scorepool.wire.image import Images, ImagesRefused, check_images
 from scorepool.wire.quote import quote
 from scorepool.wire.request_fields import (
     FORMS,
@@ -239,11 +239,12 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
 
     def _check_beside_images(self) -> None:
         """Refuse what was not tested with images, or has no meaning: an image's tokens have no logprobs."""
-        for name in ("prompt_logprobs", "truncate", "adapter", "specprefill"):
+        for name in ("prompt_logprobs", "truncate_to", "truncate", "adapter", "specprefill"):
             if getattr(self, name):
-                raise ValueError(f"`{name}` does not go with `images`")
+                raise ImagesRefused(name, "does not go with `images`")
         if self.speculation not in (None, "off"):
-            raise ValueError(f"`speculation` {self.speculation} does not go with `images`; expected off or null")
+            reason = f"{self.speculation} does not go with `images`; expected off or null"
+            raise ImagesRefused("speculation", reason)
 
     @property
     def is_filtered(self) -> bool:

@@ -19,6 +19,14 @@ MAX_VIDEO_PIXELS = 2**28  # of the frames of a video together
 DEFAULT_FPS = 2.0  # at which Qwen's models were shown videos
 
 
+class ImagesRefused(ValueError):
+    """A field of a request does not go with its images. `reason` says so without naming `field`."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"`{field}` {reason}")
+        self.field, self.reason = field, reason
+
+
 class Image(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Show the model an image, or a video as frames."""
 
@@ -129,5 +137,6 @@ def check_images(images: Sequence[Image], prompt: str | Sequence[int] | None, sh
         raise ValueError(f"`images` needs a `prompt` of text beside it, found {found}; a chat has them in its messages")
     if isinstance(prompt, str):
         check_places(images, prompt, "prompt")
-    if len(images) + len(shown) > MAX_IMAGES:
-        raise ValueError(f"there are {len(images) + len(shown)} images; expected at most {MAX_IMAGES} in one job")
+    if (num_images := len(images) + len(shown)) > MAX_IMAGES:
+        field = "messages" if shown else "images"
+        raise ImagesRefused(field, f"has {num_images} images; expected at most {MAX_IMAGES} in one job")

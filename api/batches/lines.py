@@ -20,7 +20,7 @@ from scorepool.api.dialects.openai.batch import (
 )
 from scorepool.api.dialects.protocol import Context, Endpoint
 from scorepool.api.http.bodies import Body
-from scorepool.api.http.errors import ApiError, BadRequest, error_reply, map_field_names
+from scorepool.api.http.errors import ApiError, BadRequest, error_reply, map_field_names, refusing_images
 from scorepool.api.repositories import decode
 from scorepool.api.submission import error_of_job, name_field
 from scorepool.store.server_map import stamp
@@ -127,7 +127,8 @@ async def build_jobs(
     call = await Body(batch.id, text, "json").parse(lambda content, _: LineCall.parse(content, batch, unique_id))
     count = call.endpoint.job_count(call.body)
     services.submission.check_count(*count)
-    return await services.submission.build(call.to_requests(batch), count.field), call
+    with refusing_images(call.field_name):
+        return await services.submission.build(call.to_requests(batch), count.field), call
 
 
 async def to_jobs(services: BatchServices, text: bytes, batch: Batch, unique_id: str) -> list[wire.Request]:

@@ -108,6 +108,19 @@ class BadRequest(ApiError):
     status, code = 400, "invalid"
 
 
+@contextmanager
+def refusing_images(map_field: Callable[[str], str]) -> Iterator[None]:
+    """Refuse jobs that are built in this context if they have images beside what these do not go with.
+
+    `map_field` gives the name of a job's field in the body.
+    """
+    with map_field_names(map_field):
+        try:
+            yield
+        except wire.ImagesRefused as error:
+            raise BadRequest(f"{error.field}: {error.reason}", error.field) from None
+
+
 class PromptTooLong(ApiError):
     status, code = 400, "context_length_exceeded"
 

@@ -36,7 +36,7 @@ from scorepool.api.dialects.deltas import Diverged
 from scorepool.api.dialects.protocol import Chat, Context, Dialect, Endpoint, EventWriter, ReplyTooLarge, StreamEvent
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import received_body, while_connected
-from scorepool.api.http.errors import BadRequest, Failed, NotFound, TooLarge, map_codes, map_field_names
+from scorepool.api.http.errors import BadRequest, Failed, NotFound, TooLarge, map_codes, map_field_names, refusing_images
 from scorepool.api.http.formats import reply
 from scorepool.api.http.large_replies import HeldResults
 from scorepool.api.http.sse import EventStream
@@ -155,7 +155,8 @@ async def _run(
     limit_s = BACKGROUND_TIMEOUT_S if endpoint.is_in_background(body) else submission.time_limit_s
     kept_body = endpoint.kept_body(body)
     texts = (_to_tokenize(text, served_model.id, limit_s) for text in endpoint.texts_to_encode(body, served_model))
-    tokenizes = await submission.build(texts, count.field)
+    with refusing_images(field_name):
+        tokenizes = await submission.build(texts, count.field)
     encoded = await submission.submit_and_wait(request, owner, tokenizes, held, field_name) if tokenizes else []
     [unique_id] = await submission.job_ids(owner, None, 1, served_model.id)
     context = Context(
@@ -168,7 +169,8 @@ async def _run(
         max_top_logprobs=max_top_logprobs,
     )
     try:
-        requests = await submission.build(endpoint.to_requests(body, context), count.field)
+        with refusing_images(field_name):
+            requests = await submission.build(endpoint.to_requests(body, context), count.field)
     except ReplyTooLarge as error:
         raise TooLarge(error.message, error.field) from None
     key = endpoint.idempotency_key(body)

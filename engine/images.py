@@ -103,6 +103,18 @@ def digest_of(data: Shown) -> str:
     return digest.hexdigest()
 
 
+def num_positions(images: Sequence[PlacedImage], num_tokens: int) -> int:
+    """Return how many positions a sequence takes on an axis of M-RoPE: the times of a video may need more than tokens.
+
+    `num_tokens` are those of the sequence, images included. Other models count tokens, which are not fewer.
+    """
+    ahead = reached = 0
+    for image in images:
+        ahead += image.extent - (image.end - image.start)
+        reached = max(reached, image.end + ahead)
+    return max(reached, num_tokens + ahead)
+
+
 def expand(
     codec: ImageCodec, token_ids: Sequence[int], images: Sequence[ImageTokens]
 ) -> tuple[list[int], tuple[PlacedImage, ...]]:

@@ -16,6 +16,7 @@ MIN_SIDE = 4  # pixels
 MAX_RATIO = 200  # of the longer side to the shorter one
 MAX_FRAMES = 768  # of a video
 MAX_VIDEO_PIXELS = 2**28  # of the frames of a video together
+MIN_FPS = 0.001  # a frame in a quarter of an hour
 DEFAULT_FPS = 2.0  # at which Qwen's models were shown videos
 
 
@@ -60,7 +61,7 @@ class Image(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_
     fps: (
         Annotated[
             float,
-            Meta(gt=0, le=1000, description=f"Frames of a second of the video. null is {DEFAULT_FPS:g}."),
+            Meta(ge=MIN_FPS, le=1000, description=f"Frames of a second of the video. null is {DEFAULT_FPS:g}."),
         ]
         | None
     ) = None

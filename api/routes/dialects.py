@@ -36,7 +36,15 @@ from scorepool.api.dialects.deltas import Diverged
 from scorepool.api.dialects.protocol import Chat, Context, Dialect, Endpoint, EventWriter, ReplyTooLarge, StreamEvent
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import received_body, while_connected
-from scorepool.api.http.errors import BadRequest, Failed, NotFound, TooLarge, map_codes, map_field_names, refusing_images
+from scorepool.api.http.errors import (
+    BadRequest,
+    Failed,
+    NotFound,
+    TooLarge,
+    map_codes,
+    map_field_names,
+    refusing_images,
+)
 from scorepool.api.http.formats import reply
 from scorepool.api.http.large_replies import HeldResults
 from scorepool.api.http.sse import EventStream

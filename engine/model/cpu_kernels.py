@@ -198,14 +198,15 @@ class RotaryTable:
         if not self._reaches_all or offset.ndim != 1:
             return None
         self._grow(self._max_positions)  # the device knows the positions, not the host
+        last = self._max_positions - 1  # padding may be beyond, and what lies there must not be read
         if length == 1:
             derived = offset.derived if isinstance(offset, StepOffsets) else {}
             if self not in derived:
-                positions = offset[:, None, None]
+                positions = mx.minimum(offset, last)[:, None, None]
                 derived[self] = self._cos[positions], self._sin[positions]
             found: tuple[mx.array, mx.array] = derived[self]
             return found
-        positions = mx.minimum(offset[:, None] + mx.arange(length), self._max_positions - 1)  # padding may be beyond
+        positions = mx.minimum(offset[:, None] + mx.arange(length), last)
         return self._cos[positions[:, None]], self._sin[positions[:, None]]
 
     def _grow(self, num_positions: int) -> None:

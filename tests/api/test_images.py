@@ -184,6 +184,8 @@ BAD: list[tuple[str, dict[str, Any], int, str, str]] = [
     (JOBS, generate(model="see", images=[{"frames": [VAST] * 5}]), 400, "images[0]", "268435456 pixels together"),
     (JOBS, generate(model="see", images=[{"data": IMAGE, "fps": 1}]), 400, "images[0].fps", "`fps` needs `frames`"),
     (JOBS, generate(model="see", images=[{"frames": [IMAGE], "fps": 0}]), 400, "images[0].fps", "0"),
+    (JOBS, generate(model="see", images=[{"frames": [IMAGE], "fps": 1e-5}]), 400, "images[0].fps", ">= 0.001"),
+    (CHAT, chat(video_part(f"data:video/jpeg;base64,{IMAGE}", fps=1e-5)), 400, f"{VIDEO}.fps", ">= 0.001"),
     (JOBS, generate(model="see", images=[{"frames": [IMAGE] * 129}]), 413, "images[0]", "SCOREPOOL_MAX_VIDEO_FRAMES"),
     (JOBS, generate(model="see", images=[{"frames": [IMAGE] * 769}]), 400, "images[0].frames", "768"),
     (CHAT, chat(video_part(f"data:video/jpeg;base64,{IMAGE},@")), 400, VIDEO, "base64 after each comma"),

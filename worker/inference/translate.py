@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from scorepool import wire
 from scorepool.engine import ChatCodec, Pooling, Sampling, Sequence, Targets
-from scorepool.engine.images import PlacedImage
+from scorepool.engine.images import PlacedImage, num_positions
 from scorepool.wire.request_fields import DEFAULT_KEEP_PCT
 from scorepool.worker.inference.chat_answer import ChatPrompt
 from scorepool.worker.inference.exclusions import Exclusions, exclusions_of
@@ -123,7 +123,8 @@ def _to_generated(
         raise invalid_request("prompt", sentence)
     max_tokens = request.max_tokens
     if max_tokens is None:
-        max_tokens = max(1, min(max(DEFAULT_MAX_TOKENS, request.min_tokens), context_length - len(prompt_ids)))
+        num_taken = max(len(prompt_ids), num_positions(prompt.images, len(prompt_ids)))
+        max_tokens = max(1, min(max(DEFAULT_MAX_TOKENS, request.min_tokens), context_length - num_taken))
     _check_min_tokens(request, max_tokens)
     exclusions = exclusions_of(request, codec.tokenizer)
     has_given_ids = isinstance(request.prompt, list) and request.truncate is None

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from scorepool import wire
 from scorepool.api.dialects.images import join, to_image, to_video
 from scorepool.wire.chat import STRICT
-from scorepool.wire.image import DEFAULT_FPS
+from scorepool.wire.image import DEFAULT_FPS, MIN_FPS
 from scorepool.wire.request_fields import MAX_TOOL_CALLS, Text
 
 MAX_PARTS = 4096  # of the content of one message
@@ -77,7 +77,7 @@ class VideoUrl(Struct, frozen=True, kw_only=True, dict=True):
         Annotated[
             float,
             Meta(
-                gt=0,
+                ge=MIN_FPS,
                 le=1000,
                 description=f"Frames of a second; of a file, those that are sampled. null: {DEFAULT_FPS:g}.",
             ),

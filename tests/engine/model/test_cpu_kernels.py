@@ -117,6 +117,18 @@ def rotary_modules() -> dict[str, Module]:
     }
 
 
+def test_nothing_is_read_beyond_a_rotary_table(monkeypatch: pytest.MonkeyPatch):
+    """Padding may stand at any position: a row of three tokens at the end of a context, beside one of a thousand."""
+    monkeypatch.setattr(cpu_kernels, "_HAS_SIMD", False)
+    model = rotary_model(rotary_modules()["default"])
+    cpu_kernels.install(model, 2048)
+    x = mx.random.normal((2, 2, 1, 8))
+
+    found = model.rope(x, offset=mx.array([3, 10**9]))
+
+    assert difference(found, model.rope(x, offset=mx.array([3, 2047]))) == 0
+
+
 @pytest.mark.parametrize("name", rotary_modules())
 @pytest.mark.parametrize("offset", [0, 7, 1000, mx.array([0, 900, 3])])
 @pytest.mark.parametrize("length", [1, 5])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from scorepool.engine import Engine, EngineSettings, InvalidRequest, Sampling, Sequence
+from scorepool.engine import ContextLengthExceeded, Engine, EngineSettings, InvalidRequest, Sampling, Sequence
 from scorepool.engine.images import Shown, Video, expand
 from tests.images import image_bytes
 
@@ -180,6 +180,23 @@ def test_videos_that_cannot_be_shown_are_refused(engine: Engine, monkeypatch: py
     monkeypatch.setattr("scorepool.engine.vision.qwen_videos.MAX_PIXELS", 4 * 24 * 32)
     with pytest.raises(InvalidRequest, match="a video of 5 frames has 3840 pixels as the model sees it"):
         scored(engine, [Video(FRAMES, 3.0)], "[VIDEO]")
+
+
+def test_times_beyond_the_context_are_refused_and_those_up_to_it_computed(
+    engine: Engine, oracle: tuple[Path, VisionOracle], family: str
+):
+    context = engine.model_info.context_length
+    slow = Video(FRAMES, 4 * 2 / (context - 40))  # one patch in the second half of the context, and one after its end
+    if family == "qwen2_vl":  # its times count patches
+        engine.add([scored(engine, [slow], "a [VIDEO] b")]).result()
+        return
+    with pytest.raises(ContextLengthExceeded, match=f"this model's context is {context}: a higher `fps`"):
+        engine.add([scored(engine, [slow], "a [VIDEO] b")])
+    far = Video(FRAMES[:4], slow.fps)
+    row = scored(engine, [far], "a [VIDEO] b", " the fox")
+    engine.add([row]).result()
+    assert max(row.images[0].times) > context // 2
+    check(row, logprobs(oracle[1], family, row.token_ids, [far], own=False))
 
 
 def test_other_families_take_no_videos(tmp_path: Path):

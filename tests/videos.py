@@ -10,11 +10,11 @@ import numpy as np
 
 def video_bytes(
     levels: list[int], rate: int = 30, *, kind: str = "mp4", codec: str = "libx264", width: int = 64, height: int = 48,
-    times: list[float] | None = None,
+    times: list[float] | None = None, **options: str,
 ) -> bytes:  # fmt: skip
     """Return a video with a frame of each level of gray; at `times`, in seconds, if they are given."""
     file = io.BytesIO()
-    with av.open(file, "w", format=kind) as container:
+    with av.open(file, "w", format=kind, options=options) as container:
         stream: Any = container.add_stream(codec, rate=rate)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuvj420p" if codec == "mjpeg" else "yuv420p"
         stream.codec_context.time_base = Fraction(1, 1000) if times else Fraction(1, rate)

@@ -18,6 +18,7 @@ from PIL.Image import Image
 
 from scorepool.engine.errors import InvalidRequest
 from scorepool.engine.images import VideoFile
+from scorepool.engine.vision.mp4_tables import check_tables
 
 # None: an extra `vision` that was installed before it had PyAV
 av: Any = import_module("av") if find_spec("av") else None
@@ -42,6 +43,8 @@ class SampledFrames:
         self._container: Any = None
         try:
             demuxer = "mp4" if file.data[4:8] == b"ftyp" else "webm"
+            if demuxer == "mp4":
+                check_tables(file.data)
             self._container = av.open(BytesIO(file.data), format=demuxer)
             self.num_frames = self._check(self._container)
         except InvalidRequest:
@@ -88,6 +91,7 @@ class SampledFrames:
         if context.name not in DECODERS:
             raise InvalidRequest(f"a video is coded as {context.name}; expected H.264, H.265, VP8, VP9, AV1 or MPEG-4")
         context.thread_count = 1
+        context.options = {"max_pixels": str(2 * MAX_PIXELS)}  # of a frame as it is coded, whatever the header says
         self._stream = stream
         seconds = _seconds(container, stream)
         if not 0 < seconds <= MAX_SECONDS:

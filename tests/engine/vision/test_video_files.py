@@ -107,6 +107,41 @@ def test_what_costs_too_much_or_is_no_video_is_refused(data: bytes, says: str, m
         SampledFrames(VideoFile(data, 2.0), 128)
 
 
+def with_count(data: bytes, table: bytes, at: int, count: int) -> bytes:
+    """Return an MP4 file, one table of which claims to have so many entries."""
+    at += data.index(table) + 4
+    return data[:at] + count.to_bytes(4, "big") + data[at + 4 :]
+
+
+IN_FRAGMENTS = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (with_count(video_bytes([0, 9]), b"stsz", 8, 10**8), "claims 100000000 samples and 1 edits of them"),
+        (with_count(video_bytes([0, 9], **IN_FRAGMENTS), b"trun", 4, 10**8), r"claims 10000000\d samples"),
+        (with_count(video_bytes(LEVELS), b"elst", 4, 10**6), "claims 60 samples and 1000000 edits"),
+        (video_bytes([0, 9]).replace(b"udta", b"cmov"), "has a compressed header"),
+    ],
+)
+def test_tables_that_claim_more_than_the_file_can_hold_are_refused(
+    data: bytes, says: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A demuxer makes an entry of each, whose memory would be hundreds of thousand times the file's."""
+    monkeypatch.setattr(video_file, "av", object())  # nothing is opened
+    with pytest.raises(InvalidRequest, match=says):
+        SampledFrames(VideoFile(data, 2.0), 128)
+
+
+def test_a_stream_of_larger_frames_than_its_header_says_is_refused(monkeypatch: pytest.MonkeyPatch):
+    data = video_bytes([0, 9, 20], width=64, height=48)
+    monkeypatch.setattr(video_file, "MAX_PIXELS", 64 * 48 // 3)
+    monkeypatch.setattr(video_file, "_check_size", lambda width, height: None)  # as if the header said less
+    with pytest.raises(InvalidRequest, match="cannot be decoded"):
+        list(SampledFrames(VideoFile(data, 2.0), 128))
+
+
 def test_a_file_that_claims_less_than_it_has_is_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(video_file, "MAX_DECODED_PIXELS", 64 * 48 * 20)
     with pytest.raises(InvalidRequest, match=r"has \d+ pixels to decode; expected at most 61440"):

@@ -42,6 +42,7 @@ class Images:
         check_constants(config, dict(zip(names, ids, strict=True)))
         self._side = _side(config)
         self._processor: Any = Gemma3ImageProcessorPil.from_pretrained(folder)
+        check_constants({"do_resize": self._processor.do_resize}, {"do_resize": True})
         if self._processor.do_pan_and_scan:
             raise LoadError("do_pan_and_scan is true, expected false: an image is shown whole, without crops")
         size, expected = self._processor.size, config["vision_config"]["image_size"]

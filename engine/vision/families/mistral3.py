@@ -28,6 +28,7 @@ _CONSTANTS: dict[str, object] = {
     "vision_config.num_channels": 3,
     "vision_config.rope_parameters.rope_type": "axial",
 }
+_PROCESSOR = {"do_resize": True, "do_center_crop": False}
 _TOKENS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 
 
@@ -46,6 +47,7 @@ class Images:
         self._cell = int(vision["patch_size"]) * int(config["spatial_merge_size"])  # pixels of the side of a feature
         self._processor = PixtralImageProcessor.from_pretrained(str(folder))
         check_constants(config, {"image_token_index": self.marker_id})
+        check_constants({name: getattr(self._processor, name, False) for name in _PROCESSOR}, _PROCESSOR)
         longest = max(self._processor.size.values())
         if longest > vision["image_size"]:
             raise LoadError(

@@ -42,6 +42,7 @@ class Images:
         self._merge = int(vision["spatial_merge_size"])
         self._processor: Any = Qwen2VLImageProcessorPil.from_pretrained(folder)
         check_constants(config, {"image_token_id": self.marker_id})
+        check_constants({"do_resize": self._processor.do_resize}, {"do_resize": True})
         own = {name: getattr(self._processor, name) for name in ("patch_size", "temporal_patch_size")}
         check_constants(own | {"merge_size": self._processor.merge_size}, _of_tower(vision))
         self.videos = self._open_videos(folder, config, tokenizer)

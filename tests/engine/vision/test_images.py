@@ -18,6 +18,7 @@ from tests.images import image_bytes
 from tests.tiny_models import TinyModels
 
 pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
+from scorepool.engine.vision.families import mistral3
 from tests.engine.vision.rows import ONE, Vision, check, pixels, scored, shown
 from tests.tiny_vision import BUILD, build_gemma3, build_gemma4, build_mistral3, build_smolvlm
 
@@ -134,6 +135,10 @@ def test_a_chunk_ends_beside_an_image_whose_tokens_attend_ahead(end: int, expect
     [
         ("gemma3", "preprocessor_config.json", {"do_pan_and_scan": True}, "do_pan_and_scan is true, expected false"),
         ("gemma3", "preprocessor_config.json", {"size": {"height": 16, "width": 16}}, "expected 32 pixels a side"),
+        ("gemma3", "preprocessor_config.json", {"do_resize": False}, "do_resize is False, expected True"),
+        ("mistral3", "preprocessor_config.json", {"do_resize": False}, "do_resize is False, expected True"),
+        ("mistral3", "preprocessor_config.json", {"do_center_crop": True}, "do_center_crop is True, expected False"),
+        ("qwen2_5_vl", "preprocessor_config.json", {"do_resize": False}, "do_resize is False, expected True"),
         ("gemma3", "config.json", {"mm_tokens_per_image": 9}, "mm_tokens_per_image is 9, expected a square whose side"),
         ("gemma3", "config.json", {"boi_token_index": 3}, "boi_token_index is 3"),
         ("gemma4", "preprocessor_config.json", {"do_normalize": True}, "do_normalize is True, expected False"),
@@ -207,5 +212,22 @@ def test_without_the_extra_images_are_refused_by_name(vision: Vision, monkeypatc
     engine = Engine(EngineSettings(model=str(vision[0])))
     try:
         assert engine.chat.images_unsupported == "the worker is installed without the extra `vision`"
+    finally:
+        engine.close()
+
+
+def test_a_tower_whose_features_do_not_fit_the_tokens_is_refused_when_it_is_loaded(
+    vision: Vision, monkeypatch: pytest.MonkeyPatch
+):
+    process = mistral3.Images.process
+
+    def process_too_small(self: mistral3.Images, image: Image.Image) -> object:
+        processed = process(self, image)
+        return replace(processed, token_ids=processed.token_ids[1:])
+
+    monkeypatch.setattr(mistral3.Images, "process", process_too_small)
+    engine = Engine(EngineSettings(model=str(vision[0])))
+    try:
+        assert "the tower computes 12 features of an image that has 11 tokens" in engine.model_info.images_unsupported
     finally:
         engine.close()

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from scorepool.engine.adapter import Adapter
 from scorepool.engine.errors import EngineError
-from scorepool.engine.images import PlacedImage
+from scorepool.engine.images import PlacedImage, num_positions
 from scorepool.engine.model_info import ModelInfo, Pooling
 
 
@@ -296,6 +296,11 @@ class Sequence:
     def first_reported(self) -> int:
         """The position of the first entry of `columns`."""
         return self.num_input_tokens if self.score_from is None else self.score_from
+
+    @property
+    def max_positions(self) -> int:
+        """How many positions it takes at most, on any axis: the times of videos may need more than tokens."""
+        return num_positions(self.images, self.max_length)
 
     @property
     def max_length(self) -> int:

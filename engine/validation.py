@@ -3,7 +3,6 @@
 from math import inf, isfinite
 
 from scorepool.engine.errors import ContextLengthExceeded, InvalidRequest
-from scorepool.engine.images import num_positions
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.sequence import Sampling, Sequence, Targets
 
@@ -123,7 +122,7 @@ def _check_images(sequence: Sequence, where: str, model_info: ModelInfo) -> None
             f"{where} has score_from {sequence.score_from}; expected {end} or more: the tokens of images have no "
             "logprobs"
         )
-    if (reached := num_positions(sequence.images, sequence.max_length)) > model_info.context_length:
+    if (reached := sequence.max_positions) > model_info.context_length:
         raise ContextLengthExceeded(
             f"{where} shows a video whose times make it take {reached} positions; this model's context is "
             f"{model_info.context_length}: a higher `fps` or fewer frames take less"

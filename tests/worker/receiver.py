@@ -33,8 +33,8 @@ class Receiver:
 
 
 @contextmanager
-def receiver(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
-    """Run an HTTP server on loopback, with TLS if a context is given."""
+def receiver(tls: ssl.SSLContext | None = None, port: int = 0) -> Iterator[Receiver]:
+    """Run an HTTP server on loopback, with TLS if a context is given, and on a free port if none is."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -54,7 +54,7 @@ def receiver(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
         def handle_error(self, request: object, client_address: object) -> None:
             """Ignore clients that close the connection, such as one that rejects the certificate."""
 
-    with Server(("127.0.0.1", 0), Handler) as server:
+    with Server(("127.0.0.1", port), Handler) as server:
         this = Receiver(server.server_port)
         if tls is not None:
             tls.sni_callback = lambda _socket, name, _context: this.names.append(name)

@@ -1,13 +1,20 @@
 """Webhooks of both servers' jobs: endpoints and secrets are on each, deliveries are listed together."""
 
 import asyncio
+import json
+import select
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from redis import Redis
 
-from scorepool import store
+from scorepool import store, verify_webhook
+from scorepool.store import JobField
 from scorepool.store.webhook_secret import webhook_secrets
 from scorepool.worker.webhooks.owner_secrets import OwnerSecrets
 from scorepool.worker.webhooks.subscribers import Subscribers
@@ -15,6 +22,9 @@ from tests.api.conftest import ALICE, KEYS, SECRET, Serving, bearer, score
 from tests.api.fake_worker import FakeWorker
 from tests.api.spread.conftest import OtherServer
 from tests.api.test_webhooks import URL, deliveries, register
+from tests.worker.conftest import until
+from tests.worker.receiver import receiver
+from tests.worker.webhooks.conftest import webhook_worker
 
 pytestmark = pytest.mark.anyio
 
@@ -120,3 +130,48 @@ async def test_rotated_secrets_sign_on_both_servers_and_new_servers_get_them(
         second = (await http.post("/v1/webhooks/secret", headers=bearer(ALICE))).json()["secret"]
         assert [OwnerSecrets(server, SECRET).get("alice")[:2] for server in (redis, other)] == [[second, first]] * 2
     assert first not in webhook_secrets(SECRET, "bob", None, 0.0)
+
+
+async def test_a_webhook_of_a_job_on_the_other_server_is_signed_and_retried_through_outages_and_kill_9(
+    spread: Serving, redis_url: str, other: Redis, other_server: OtherServer, urls: str, big: FakeWorker, root: Path
+):
+    """The receiver is down for the first attempt, the worker dies within the second, the third arrives."""
+    key = store.RqKeys.registry("scheduled", store.WEBHOOKS)
+
+    def retry_now() -> None:
+        for delivery_id in other.zrange(key, 0, -1):
+            other.zadd(key, {delivery_id: 0}, xx=True)
+
+    def wait(condition: Callable[[], object]) -> None:
+        until(lambda: retry_now() or condition())
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as unused:
+        port = unused.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/hook"
+    environ = {"SCOREPOOL_REDIS_URL": redis_url, "SCOREPOOL_REDIS_URLS": urls, "SCOREPOOL_WEBHOOK_SECRET": SECRET}
+    async with spread(webhook_allow_private=True) as http:
+        job_id = await end_job(http, big, webhook=url)
+        delivery_id = store.Keys.delivery(job_id)
+
+        def num_attempts() -> int:
+            return len(json.loads(other.hget(f"rq:job:{delivery_id}", JobField.ATTEMPTS) or "[]"))
+
+        with webhook_worker(other_server.url, root, **environ) as process:
+            await asyncio.to_thread(until, num_attempts)
+            with closing(socket.create_server(("127.0.0.1", port))) as silent:  # it takes the request and says nothing
+                silent.settimeout(60)
+                await asyncio.to_thread(wait, lambda: select.select([silent], [], [], 0)[0])
+                process.kill()
+                await asyncio.to_thread(process.wait)
+        found = (await http.get(f"/v1/webhooks/deliveries/{delivery_id}")).json()
+        assert (found["state"], found["job_id"]) == ("pending", job_id)
+        assert found["attempts"][0]["status"] is None
+        with receiver(port=port) as hook, webhook_worker(other_server.url, root, **environ):
+            await asyncio.to_thread(wait, lambda: hook.received)
+            await asyncio.to_thread(wait, lambda: other.hget(f"rq:job:{delivery_id}", "status") == b"finished")
+        assert (await http.get(f"/v1/webhooks/deliveries/{delivery_id}")).json()["state"] == "delivered"
+    [received] = hook.received
+    headers = {name.lower(): value for name, value in received.headers.items()}
+    verify_webhook(received.body, headers, webhook_secrets(SECRET, "local", None, 0.0))
+    assert headers["webhook-id"] == delivery_id
+    assert json.loads(received.body)["data"]["id"] == job_id

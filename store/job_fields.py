@@ -38,8 +38,9 @@ class JobField:
     SYNCHRONOUS = "synchronous"  # "1": its client waits for the answer, so endpoints get no event
     TRACEPARENT = "traceparent"  # of the submission's span, and in deliveries too; see traces.py
     CANCEL_REQUESTED = "cancel_requested"  # "1": its owner canceled it while it ran
-    CRASHES = "crashes"  # deaths of workers that ran this job alone, since it last saved finished rows
+    CRASHES = "crashes"  # deaths of workers that ran this job alone, since it got further than before
     MAX_CONCURRENCY = "company"  # jobs in flight beside which it may run, itself included: it may kill its worker
+    FURTHEST = "furthest"  # most finished rows that were ever kept, while it runs
     CHECKPOINT = "checkpoint"  # how many of its rows are finished and kept, while it runs
     NUM_ENDS = "ends"  # how many times it has ended, if it has webhooks
     DELIVERIES = "deliveries"  # ids of the deliveries that report its end, space-separated

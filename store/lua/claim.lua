@@ -11,7 +11,7 @@
 -- ARGV  worker, its key, lease_ms, grace_s; session of the worker and number of the claim in it;
 --       max_jobs, jobs in flight of these queues, max_in_flight, '1': round robin, list length, most bytes of requests in the reply;
 --       speed ('' if not measured, '-' to leave it as it is), '1': claim also more than the share,
---       '1': wait for a message if there are fewer than max_jobs, '2': behind workers whose jobs begin at once;
+--       if there are fewer than max_jobs, wait for a message: jobs that would begin at once, or -1: do not wait;
 --       most jobs to take that others have not begun;
 --       jobs in flight of the worker's other queues;
 --       number of owners that get no job, their names; number of leases whose jobs have begun, their keys;
@@ -22,7 +22,7 @@
 local worker, worker_key, lease_ms, grace_s, session, number = unpack(ARGV, 1, 6)
 local max_jobs, in_flight, max_in_flight, round_robin = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10] == '1'
 local list_length, max_bytes, speed = tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[13]
-local keeps_to_share, waits, is_full, max_taken_over = ARGV[14] ~= '1', ARGV[15] ~= '0', ARGV[15] == '2', tonumber(ARGV[16])
+local keeps_to_share, num_startable, max_taken_over = ARGV[14] ~= '1', tonumber(ARGV[15]), tonumber(ARGV[16])
 local num_elsewhere = tonumber(ARGV[17])
 local num_queues = #KEYS / 2
 local rows, num_bytes = {}, 0
@@ -209,10 +209,13 @@ end
 if max_taken_over > 0 and #rows == 0 and num_waiting == 0 and num_leased > in_flight
   and in_flight + num_elsewhere < max_in_flight then take_over() end
 
+-- A worker that begins jobs at once is offered no others: it waits behind those that do when it has claimed again.
 local MAX_HANDED_OUT = 4  -- jobs that are sent to a worker before it claims again, because it may have fallen asleep
+local waits, is_full = num_startable >= 0, num_startable <= #rows
 local num_offered = math.min(MAX_HANDED_OUT, num_wanted - (#rows - num_before), max_in_flight - in_flight - num_elsewhere)
+if not is_full then num_offered = math.min(num_offered, num_startable - #rows) end
 local is_waiting = waits and num_waiting == 0 and num_offered > 0
-wait(worker, queues, is_waiting and rank_of(speed_of(queues[1], worker), is_full))
+wait(worker, queues, is_waiting and rank_of(sane(speed_of(queues[1], worker)) or 0, is_full))
 if is_waiting then
   local offer = {lease_ms, grace_s, string.format('%s%08x', session, number), num_offered}
   try('hash', 'HSET', worker_key, 'waits_with', table.concat(offer, ' '))

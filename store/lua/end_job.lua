@@ -32,7 +32,7 @@ local function record_outcome(id, body, ttl_s, keep_request)
     local latency_s = math.max(0, now - (tonumber(created or '') or now))
     try('hash', 'HINCRBY', OUTCOME_COUNTS, LATENCY_MS, math.floor(1000 * latency_s))
   end
-  redis.call('HDEL', job, F_CANCEL_REQUESTED, F_CRASHES, F_MAX_CONCURRENCY, F_CHECKPOINT)
+  redis.call('HDEL', job, F_CANCEL_REQUESTED, F_CRASHES, F_MAX_CONCURRENCY, F_CHECKPOINT, F_FURTHEST)
   local request_bytes = try('string', 'STRLEN', request) or 0
   if not keep_request and (status ~= 'finished' or request_bytes > SMALL_REQUEST_BYTES) then
     redis.call('DEL', request)

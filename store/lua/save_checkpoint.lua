@@ -5,7 +5,8 @@
 -- Keep a chunk of finished rows of a job.
 --
 -- A chunk may be sent again, also with more rows. Chunks of another model's rows make room for the first of this one's.
--- A job that gets on is not what kills its workers: its crashes are counted from here.
+-- A job that gets further than ever is not what kills its workers: its crashes are counted from here. Rows that another
+-- model's worker has dropped are no progress when they are computed again.
 --
 -- KEYS  wip registry of the job
 -- ARGV  key of the lease, identity of the model, number of the chunk, the chunk, most bytes of all chunks, seconds for which
@@ -28,6 +29,9 @@ if admitted_bytes > 0 and JOB_BYTES + request_bytes + num_bytes > admitted_bytes
 redis.call('HSET', checkpoint, 'identity', identity, 'bytes', num_bytes, number, chunk)
 redis.call('EXPIRE', checkpoint, ttl_s)
 redis.call('HSET', job, F_CHECKPOINT, num_rows)
-if tonumber(num_new) > 0 then redis.call('HDEL', job, F_CRASHES) end
+if tonumber(num_rows) > (tonumber(redis.call('HGET', job, F_FURTHEST) or '') or 0) then
+  redis.call('HSET', job, F_FURTHEST, num_rows)
+  redis.call('HDEL', job, F_CRASHES)
+end
 count_rows('saved', tonumber(num_new))
 return 'saved'

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from scorepool.store import LIST_LENGTH
 from scorepool.store.clock import awake_s, clock_s
-from scorepool.worker.claims.leases import Claim, Claimed
+from scorepool.worker.claims.leases import MAX_STARTABLE, Claim, Claimed
 from scorepool.worker.claims.speed import Speed
 
 POLL_S = 1.0  # between claims when no message wakes the worker
@@ -194,7 +194,7 @@ class ClaimPlan:
             list_length=min(wanted.list_length, LIST_LENGTH),
             exceeds_share=exceeds_share or looks_for_others,
             waits=has_room,
-            is_full=self._num_startable < 1,
+            num_startable=int(min(self._num_startable, MAX_STARTABLE)),
             max_taken_over=int(num_to_take) if looks else 0,
             speed=self.speed.work_per_s if self.is_ready else UNREADY_SPEED,
             writes_speed=writes_speed,

@@ -27,6 +27,7 @@ from scorepool.worker.claims.lease_length import LeaseLength
 from scorepool.worker.redis_link.wrong_types import WrongTypeLog, execute_reads, is_wrong_type
 
 GRACE_S = 86_400  # beyond a lease's end, before RQ's own cleaners may take the job
+MAX_STARTABLE = 10_000  # that a claim says; more is the same to the scripts
 MAX_BYTES = 64 * 1024 * 1024
 RECORD_OUTCOME = load("record_outcome.lua")
 
@@ -71,7 +72,7 @@ class Claim:
     writes_speed: bool = False
     exceeds_share: bool = False  # claim also what should be left to other workers
     waits: bool = False  # get a message when there are jobs (store/lua/wake.lua)
-    is_full: bool = False  # a job would wait here before it begins, so workers that wait and are not full come first
+    num_startable: int = MAX_STARTABLE  # jobs that would begin at once; others are sent elsewhere first
     max_taken_over: int = 0  # jobs that other workers have claimed and not begun
     excluded: Sequence[str] = ()  # owners whose jobs are not claimed
     begun: Sequence[str] = ()  # keys of leases whose jobs have begun since the last claim
@@ -82,7 +83,7 @@ class Claim:
         speed = "-" if not self.writes_speed else "" if self.speed is None else f"{self.speed:.6g}"
         args: list[str | int | float] = [self.max_jobs, self.num_in_flight, self.max_in_flight, int(self.round_robin)]
         args += [self.list_length, self.max_bytes, speed]
-        args += [int(self.exceeds_share), int(self.waits) + int(self.waits and self.is_full), self.max_taken_over]
+        args += [int(self.exceeds_share), self.num_startable if self.waits else -1, self.max_taken_over]
         args += [self.num_elsewhere, len(self.excluded), *self.excluded, len(self.begun), *self.begun]
         args += [-1] if self.known is None else [len(self.known), *self.known]
         return args

@@ -84,7 +84,7 @@ def test_a_worker_that_begins_a_job_at_once_is_asked_before_a_faster_one_that_is
         to_full.subscribe(store.Keys.wake("full"))
         to_full.get_message(timeout=60)
         ask(redis, held, 1, speed=2.0, writes_speed=True)
-        ask(redis, full, 1, speed=10.0, writes_speed=True, is_full=True)
+        ask(redis, full, 1, speed=10.0, writes_speed=True, num_startable=0)
 
         hand_out(redis)
         assert (num_sent(to_full), num_sent(messages)) == (0, 1)
@@ -98,10 +98,39 @@ def test_full_workers_get_what_a_slow_one_should_not_have(redis: Redis, held: Le
         to_full.subscribe(store.Keys.wake("full"))
         to_full.get_message(timeout=60)
         ask(redis, held, 4, speed=1.0, writes_speed=True)
-        ask(redis, full, 4, speed=10.0, writes_speed=True, is_full=True)
+        ask(redis, full, 4, speed=10.0, writes_speed=True, num_startable=0)
 
         hand_out(redis, num_jobs=2)
         assert (num_sent(to_full), num_sent(messages)) == (1, 0)
+
+
+def test_a_worker_with_one_free_row_gets_one_job_before_slower_ones_with_free_rows_do(
+    redis: Redis, held: Leases, messages: PubSub
+):
+    fast = Leases(redis, "fast", "rq:worker:fast", 60)
+    with redis.pubsub(ignore_subscribe_messages=True) as to_fast:
+        to_fast.subscribe(store.Keys.wake("fast"))
+        to_fast.get_message(timeout=5)
+        ask(redis, held, 4, speed=1.0, writes_speed=True)
+        ask(redis, fast, 4, speed=10.0, writes_speed=True, num_startable=1)
+
+        hand_out(redis)
+        hand_out(redis)
+        assert (num_sent(to_fast), num_sent(messages)) == (1, 1)
+
+
+def test_a_worker_whose_rows_a_claim_fills_waits_as_a_full_one(redis: Redis, held: Leases, messages: PubSub):
+    fast = Leases(redis, "fast", "rq:worker:fast", 60)
+    with redis.pubsub(ignore_subscribe_messages=True) as to_fast:
+        to_fast.subscribe(store.Keys.wake("fast"))
+        to_fast.get_message(timeout=5)
+        for _ in range(2):
+            submit(redis, generate())
+        assert len(ask(redis, fast, 3, speed=10.0, writes_speed=True, num_startable=2, exceeds_share=True).jobs) == 2
+        ask(redis, held, 4, speed=1.0, writes_speed=True)
+
+        hand_out(redis)
+        assert (num_sent(to_fast), num_sent(messages)) == (0, 1)
 
 
 def test_no_jobs_are_sent_beyond_the_max_concurrency_of_a_job_in_flight(redis: Redis, held: Leases, messages: PubSub):

@@ -228,6 +228,20 @@ def test_deaths_count_from_the_last_row_that_was_saved(redis: Redis, open_store:
     assert deaths == [(b"1", 0), (b"1", 0), (b"2", 0), (b"3", 1)]
 
 
+def test_workers_of_two_weights_that_save_the_same_rows_in_turns_get_no_further(redis: Redis, open_store: Open):
+    """Each drops the rows of the other, so that its death counts though it has saved rows."""
+    store = open_store()
+    deaths = []
+    for version in (1, 2, 1):
+        info = dataclasses.replace(INFO, weights_version=version)
+        run = Run(redis, info=info, **{JobField.MAX_CONCURRENCY: "1"})
+        run.restore(store, unbegun(1, 2, 3))
+        keep(store, run, 1, 2)
+        _, ended = Leases(redis, "other", "rq:worker:other", 60.0).reclaim([run.queue], 3, [run.claimed.lease_key])
+        deaths.append((redis.hget(f"rq:job:{run.claimed.job_id}", JobField.CRASHES), len(ended)))
+    assert deaths == [(b"1", 0), (b"2", 0), (b"3", 1)]
+
+
 def test_rows_of_other_weights_are_dropped(redis: Redis, open_store: Open):
     store = open_store()
     first = Run(redis)

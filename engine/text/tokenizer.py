@@ -65,14 +65,15 @@ class Tokenizer:
         kept = ids[stop - num_kept : stop] if side == "left" else ids[start : start + num_kept]
         return (ids[:start] + kept + ids[stop:])[:num_tokens]
 
-    def encode_pair(self, prompt: str, completion: str) -> tuple[list[int], int, bool]:
+    def encode_pair(self, prompt: str, completion: str, num_fixed: int = 0) -> tuple[list[int], int, bool]:
         """Return the token ids of both together, how many of them are the prompt's, and whether BOS was added.
 
         The split follows lm-evaluation-harness: whitespace at the end of the prompt moves into the completion, and
-        the prompt has as many tokens as it has alone. At least one token belongs to the completion. Raises
-        InvalidRequest if the completion has none.
+        the prompt has as many tokens as it has alone. At least one token belongs to the completion. The prompt's first
+        `num_fixed` characters stay: the text around an image may end with whitespace. Raises InvalidRequest if the
+        completion has no token.
         """
-        stripped = prompt.rstrip()
+        stripped = prompt[:num_fixed] + prompt[num_fixed:].rstrip()
         completion = prompt[len(stripped) :] + completion
         ids, bos_added = self.encode(stripped + completion)
         if not (self._encode_without_prefix(completion[:64]) or self._encode_without_prefix(completion)):

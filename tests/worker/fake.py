@@ -80,7 +80,7 @@ class FakeTokenizer(Tokenizer):
             time.sleep(3600)
         return ([257] if add_bos else []) + [*text.encode()], add_bos
 
-    def encode_pair(self, prompt: str, completion: str) -> tuple[list[int], int, bool]:
+    def encode_pair(self, prompt: str, completion: str, num_fixed: int = 0) -> tuple[list[int], int, bool]:
         kept = prompt.rstrip(" ")
         ids = [257, *kept.encode()]
         return ids + list((prompt[len(kept) :] + completion).encode()), len(ids), True
@@ -221,7 +221,7 @@ class SlowTokenizer(FakeTokenizer):
         time.sleep(2e-6 * len(text))
         return super().encode(text, add_bos)
 
-    def encode_pair(self, prompt: str, completion: str) -> tuple[list[int], int, bool]:
+    def encode_pair(self, prompt: str, completion: str, num_fixed: int = 0) -> tuple[list[int], int, bool]:
         time.sleep(2e-6 * (2 * len(prompt) + len(completion)))
         return super().encode_pair(prompt, completion)
 

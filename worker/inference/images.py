@@ -7,7 +7,7 @@ from msgspec import structs
 
 from scorepool import wire
 from scorepool.engine import ChatCodec, InvalidRequest
-from scorepool.engine.images import ImageTokens, PlacedImage, Shown, Video, VideoFile, expand
+from scorepool.engine.images import ImageCodec, ImageTokens, PlacedImage, Shown, Video, VideoFile, expand
 from scorepool.wire.image import DEFAULT_FPS
 from scorepool.worker.inference.text_lengths import Steps, invalid_request
 
@@ -34,39 +34,95 @@ def check_images(request: wire.Request, codec: ChatCodec) -> None:
         raise invalid_request(field, f"the model takes no images: {reason}")
 
 
-def as_shown(images: Iterable[tuple[str, wire.Image]], codec: ChatCodec) -> Steps[list[ShownImage]]:
-    """Return images, given with their fields, as the model takes them: a model without videos their frames.
+class RequestImages:
+    """The images of one request, as its model takes them: each is decoded once, however many items show it."""
 
-    Raises JobError.
-    """
-    shown: list[ShownImage] = []
-    for field, image in images:
-        if codec.images is None or codec.images.video_marker is not None or not image.is_video:
-            shown.append(ShownImage(field, image))
-            continue
-        yield CHARACTERS_PER_IMAGE * max(1, len(image.frames))
+    def __init__(self, codec: ChatCodec) -> None:
+        self._codec = codec
+        # By the identity of an image, which is kept beside what was made of it: frames, or tokens; or why not.
+        self._frames: dict[int, tuple[wire.Image, list[wire.Image] | str]] = {}
+        self._tokens: dict[int, tuple[wire.Image, ImageTokens | str]] = {}
+
+    def as_shown(self, images: Iterable[tuple[str, wire.Image]]) -> Steps[list[ShownImage]]:
+        """Return images, given with their fields, as the model takes them: a model without videos their frames.
+
+        Raises JobError.
+        """
+        shown: list[ShownImage] = []
+        codec = self._codec.images
+        for field, image in images:
+            if codec is None or codec.video_marker is not None or not image.is_video:
+                shown.append(ShownImage(field, image))
+                continue
+            if id(image) not in self._frames:
+                yield CHARACTERS_PER_IMAGE * max(1, len(image.frames))
+                self._frames[id(image)] = image, _frames_of(image, codec)
+            _, frames = self._frames[id(image)]
+            if isinstance(frames, str):
+                raise invalid_request(field, frames)
+            shown += [ShownImage(field, frame, is_frame=True) for frame in frames]
+        return shown
+
+    def messages_as_shown(
+        self, messages: Sequence[wire.Message]
+    ) -> Steps[tuple[Sequence[wire.Message], list[ShownImage]]]:
+        """Return the images of messages as the model takes them, and the messages with these. Raises JobError."""
+        found, shown = [], []
+        for place, message in enumerate(messages):
+            fields = [(f"messages[{place}].images[{index}]", image) for index, image in enumerate(message.images)]
+            own = yield from self.as_shown(fields)
+            has_frames = any(each.is_frame for each in own)
+            found.append(structs.replace(message, images=[each.image for each in own]) if has_frames else message)
+            shown += own
+        return found, shown
+
+    def expand_markers(
+        self, token_ids: list[int], shown: Sequence[ShownImage]
+    ) -> Steps[tuple[list[int], tuple[PlacedImage, ...]]]:
+        """Put the tokens of images where their markers are. Raises JobError."""
+        codec = self._codec.images
+        if not shown or codec is None:
+            return token_ids, ()
+        found: list[ImageTokens] = []
+        for each in shown:
+            image = each.image
+            if id(image) not in self._tokens:
+                yield CHARACTERS_PER_IMAGE * max(1, len(image.frames))
+                self._tokens[id(image)] = image, _tokens_of(image, codec)
+            _, tokens = self._tokens[id(image)]
+            if isinstance(tokens, str):
+                raise invalid_request(each.field, tokens)
+            found.append(tokens)
         try:
-            frames = [wire.Image(data=frame, at=image.at) for frame in codec.images.frames_of(_video(image))]
-        except InvalidRequest as error:
-            raise invalid_request(field, error.message) from error
-        except ValueError as error:  # the file of a video has a size that no image may have
-            raise invalid_request(field, f"a frame of the video: {error}") from None
-        shown += [ShownImage(field, frame, is_frame=True) for frame in frames]
-    return shown
+            expanded, placed = expand(codec, token_ids, found)
+        except ValueError as error:
+            raise invalid_request(
+                shown[0].field,
+                f"expected a text that shows each image once where the model's marker {codec.marker!r} is, found "
+                f"{error}: the chat template shows no images, or the text holds the marker itself",
+            ) from None
+        return expanded, tuple(
+            replace(image, num_frames=1) if each.is_frame else image for image, each in zip(placed, shown, strict=True)
+        )
 
 
-def messages_as_shown(
-    messages: Sequence[wire.Message], codec: ChatCodec
-) -> Steps[tuple[Sequence[wire.Message], list[ShownImage]]]:
-    """Return the images of messages as the model takes them, and the messages with these. Raises JobError."""
-    found, shown = [], []
-    for place, message in enumerate(messages):
-        fields = [(f"messages[{place}].images[{index}]", image) for index, image in enumerate(message.images)]
-        own = yield from as_shown(fields, codec)
-        has_frames = any(each.is_frame for each in own)
-        found.append(structs.replace(message, images=[each.image for each in own]) if has_frames else message)
-        shown += own
-    return found, shown
+def _frames_of(video: wire.Image, codec: ImageCodec) -> list[wire.Image] | str:
+    """Return the frames of a video; or why it has none that can be shown."""
+    try:
+        return [wire.Image(data=frame, at=video.at) for frame in codec.frames_of(_video(video))]
+    except InvalidRequest as error:
+        return error.message
+    except ValueError as error:  # the file of a video has a size that no image may have
+        return f"a frame of the video: {error}"
+
+
+def _tokens_of(image: wire.Image, codec: ImageCodec) -> ImageTokens | str:
+    """Return the tokens of an image or a video; or why it cannot be shown."""
+    data: Shown = _video(image) if image.is_video else image.data
+    try:
+        return codec.tokens_of(data)
+    except InvalidRequest as error:
+        return error.message
 
 
 def _video(image: wire.Image) -> Video | VideoFile:
@@ -89,31 +145,3 @@ def with_markers(text: str, shown: Sequence[ShownImage], codec: ChatCodec) -> st
 def spell_markers(rendered: str, codec: ChatCodec) -> str:
     """Return a rendered chat, in which the template has put markers, as it is encoded."""
     return rendered if codec.images is None else rendered.replace(codec.images.marker, codec.images.spelled_marker)
-
-
-def expand_markers(
-    token_ids: list[int], shown: Sequence[ShownImage], codec: ChatCodec
-) -> Steps[tuple[list[int], tuple[PlacedImage, ...]]]:
-    """Put the tokens of images where their markers are. Raises JobError."""
-    if not shown or codec.images is None:
-        return token_ids, ()
-    found: list[ImageTokens] = []
-    for each in shown:
-        image = each.image
-        yield CHARACTERS_PER_IMAGE * max(1, len(image.frames))
-        data: Shown = _video(image) if image.is_video else image.data
-        try:
-            found.append(codec.images.tokens_of(data))
-        except InvalidRequest as error:
-            raise invalid_request(each.field, error.message) from error
-    try:
-        expanded, placed = expand(codec.images, token_ids, found)
-    except ValueError as error:
-        raise invalid_request(
-            shown[0].field,
-            f"expected a text that shows each image once where the model's marker {codec.images.marker!r} is, found "
-            f"{error}: the chat template shows no images, or the text holds the marker itself",
-        ) from None
-    return expanded, tuple(
-        replace(image, num_frames=1) if each.is_frame else image for image, each in zip(placed, shown, strict=True)
-    )

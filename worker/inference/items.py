@@ -10,7 +10,7 @@ from scorepool.engine import ChatCodec, Pooling, Sequence, Targets, Tokenizer
 from scorepool.engine.errors import ContextLengthExceeded, EngineError, InvalidRequest
 from scorepool.engine.images import PlacedImage
 from scorepool.worker.inference.engine_errors import map_engine_error
-from scorepool.worker.inference.images import as_shown, expand_markers, with_markers
+from scorepool.worker.inference.images import RequestImages, with_markers
 from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.template_messages import to_template_messages
 from scorepool.worker.inference.text_lengths import (
@@ -27,10 +27,11 @@ from scorepool.worker.rq.errors import JobError
 
 def to_scored(request: wire.Score, codec: ChatCodec, context_length: int) -> Steps[list[PreparedSequence]]:
     prepared = []
+    images = RequestImages(codec)
     for index, pair in enumerate(request.pairs()):
         what = f"items[{index}]"
         try:
-            each = yield from _to_scored_sequence(request, index, pair, codec, context_length, what)
+            each = yield from _to_scored_sequence(request, index, pair, codec, images, context_length, what)
         except _ITEM_ERRORS as error:
             prepared.append(_failed(request, error))
             continue
@@ -56,6 +57,7 @@ def _to_scored_sequence(
     index: int,
     pair: tuple[str | list[int], str | list[int]],
     codec: ChatCodec,
+    images_of_request: RequestImages,
     context_length: int,
     what: str,
 ) -> Steps[PreparedSequence]:
@@ -68,10 +70,12 @@ def _to_scored_sequence(
         item = request.items[index]
         field = "images" if item.prompt is None else f"{what}.images"
         given = [(f"{field}[{number}]", image) for number, image in enumerate(request.images_of(item))]
-        shown = yield from as_shown(given, codec)
-        token_ids, num_prompt_tokens, bos_added = tokenizer.encode_pair(with_markers(prompt, shown, codec), completion)
+        shown = yield from images_of_request.as_shown(given)
+        text = with_markers(prompt, shown, codec)
+        num_fixed = len(text) - len(prompt) + shown[-1].image.at if shown else 0  # to where the last image's text ends
+        token_ids, num_prompt_tokens, bos_added = tokenizer.encode_pair(text, completion, num_fixed)
         num_markers = len(token_ids)
-        token_ids, images = yield from expand_markers(token_ids, shown, codec)
+        token_ids, images = yield from images_of_request.expand_markers(token_ids, shown)
         num_prompt_tokens += len(token_ids) - num_markers
     elif isinstance(prompt, list) and isinstance(completion, list):
         token_ids, num_prompt_tokens, bos_added = prompt + completion, len(prompt), False

@@ -18,14 +18,7 @@ from scorepool.engine.images import PlacedImage, num_positions
 from scorepool.wire.request_fields import DEFAULT_KEEP_PCT
 from scorepool.worker.inference.chat_answer import ChatPrompt
 from scorepool.worker.inference.exclusions import Exclusions, exclusions_of
-from scorepool.worker.inference.images import (
-    as_shown,
-    check_images,
-    expand_markers,
-    messages_as_shown,
-    spell_markers,
-    with_markers,
-)
+from scorepool.worker.inference.images import RequestImages, check_images, spell_markers, with_markers
 from scorepool.worker.inference.items import to_classified, to_embedded, to_scored
 from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.structured_outputs import callable_tools, constraints_of
@@ -237,9 +230,10 @@ def _encode_prompt(request: wire.Generate | wire.Tokenize, codec: ChatCodec, max
     if isinstance(request.prompt, str):
         yield from check_length([request.prompt], codec.tokenizer, max_tokens, "prompt")
         yield len(request.prompt)
-        shown = yield from as_shown(wire.images_of(request), codec)
+        images_of_request = RequestImages(codec)
+        shown = yield from images_of_request.as_shown(wire.images_of(request))
         token_ids, bos_added = codec.tokenizer.encode(with_markers(request.prompt, shown, codec), request.add_bos)
-        token_ids, images = yield from expand_markers(token_ids, shown, codec)
+        token_ids, images = yield from images_of_request.expand_markers(token_ids, shown)
         check_num_tokens(len(token_ids), max_tokens, "prompt")
         return _EncodedPrompt(token_ids, bos_added, images=images)
     return _EncodedPrompt(list(request.prompt or ()), False)
@@ -249,7 +243,8 @@ def _encode_chat(
     request: wire.Generate | wire.Tokenize, messages: Items[wire.Message], codec: ChatCodec, max_tokens: int
 ) -> Steps[_EncodedPrompt]:
     _check_template(request, codec)
-    messages, shown = yield from messages_as_shown(messages, codec)
+    images_of_request = RequestImages(codec)
+    messages, shown = yield from images_of_request.messages_as_shown(messages)
     template_messages = to_template_messages(messages)
     tools = [to_template_tool(tool) for tool in request.tools]
     may_call: list[dict[str, Any]] = []
@@ -264,7 +259,7 @@ def _encode_chat(
     yield from check_length([text], codec.tokenizer, max_tokens, "the rendered chat")
     yield len(text)
     token_ids, prompt_ids = codec.encode_rendered(text, generation_prompt)
-    token_ids, images = yield from expand_markers(token_ids, shown, codec)
+    token_ids, images = yield from images_of_request.expand_markers(token_ids, shown)
     check_num_tokens(len(token_ids), max_tokens, "the rendered chat")
     chat_prompt = ChatPrompt(prompt_ids, may_call, keep_special_tokens)
     return _EncodedPrompt(token_ids, token_ids[:1] == [codec.tokenizer.bos_id], chat_prompt, images)

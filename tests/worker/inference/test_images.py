@@ -6,7 +6,7 @@ import pytest
 
 from scorepool import wire
 from scorepool.engine import ChatCodec, Engine, EngineSettings, InvalidRequest, Tokenizer
-from scorepool.engine.images import ImageTokens, Injection
+from scorepool.engine.images import ImageTokens, Injection, Video
 from scorepool.worker.inference.translate import to_sequences
 from scorepool.worker.rq.errors import JobError
 from tests.images import image_bytes
@@ -132,3 +132,71 @@ def test_a_frame_that_no_image_may_be_is_refused_by_name():
     request = wire.Generate(model="m", prompt="a", images=[wire.Image(frames=[image_bytes()])])
     with pytest.raises(JobError, match=r"images\[0\]: a frame of the video: expected an image of at least 4 x 4"):
         finish(to_sequences(request, codec, 100))
+
+
+class Counting(OneToken):
+    """Notes what it is asked for. Images of one shade are refused."""
+
+    def __init__(self, marker_id: int, refused: bytes = b"") -> None:
+        super().__init__(marker_id)
+        self.refused, self.asked = refused, []
+
+    def tokens_of(self, data: bytes) -> ImageTokens:
+        self.asked.append(data)
+        if data == self.refused:
+            raise InvalidRequest("an image cannot be decoded")
+        return super().tokens_of(data)
+
+    def frames_of(self, video: Video) -> tuple[bytes, ...]:
+        self.asked.append(video)
+        return video.frames
+
+
+def counting_codec(refused: bytes = b"") -> tuple[ChatCodec, Counting]:
+    fast = build_tokenizer()
+    fast.add_special_tokens({"additional_special_tokens": [MARKER]})
+    codec = ChatCodec(Tokenizer(fast, [EOS]))
+    codec.images = counting = Counting(fast.convert_tokens_to_ids(MARKER), refused)
+    return codec, counting
+
+
+def test_items_that_share_images_have_each_decoded_and_digested_once():
+    codec, counting = counting_codec()
+    one, frames = image_bytes(), [image_bytes(shade=shade) for shade in (1, 2)]
+    videos = [wire.Image(frames=[frame]) for frame in frames]
+    items = [wire.ScoreItem(completion=f" {number}") for number in range(50)]
+    request = wire.Score(model="m", prompt="a", images=[wire.Image(data=one), *videos], items=items)
+    prepared = finish(to_sequences(request, codec, 400))
+    assert counting.asked == [Video((frames[0],), 2.0), Video((frames[1],), 2.0), one, *frames]
+    assert [len(each.sequence.images) for each in prepared] == [3] * 50
+
+
+def test_an_image_that_cannot_be_decoded_is_tried_once_for_all_items_that_show_it():
+    bad = image_bytes(shade=3)
+    codec, counting = counting_codec(bad)
+    items = [wire.ScoreItem(completion=" b")] * 20
+    request = wire.Score(model="m", prompt="a", images=[wire.Image(data=bad)], items=items, on_item_error="report")
+    prepared = finish(to_sequences(request, codec, 400))
+    assert counting.asked == [bad]
+    assert {each.failure.message for each in prepared} == {"images[0]: an image cannot be decoded"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "at", "expected"),
+    [("a", 1, " b"), ("a ", 2, " b"), ("a \n", 1, " \n b"), ("a \n", 2, "\n b"), (" \n", 0, " \n b")],
+)
+def test_whitespace_around_an_image_is_the_prompts_and_later_whitespace_the_completions(
+    prompt: str, at: int, expected: str
+):
+    """Gemma 3 shows an image with two line ends after it, which no completion should be scored with."""
+    codec, _ = counting_codec()
+    request = wire.Score(
+        model="m",
+        prompt=prompt,
+        images=[wire.Image(data=image_bytes(), at=at)],
+        items=[wire.ScoreItem(completion=" b")],
+    )
+    [prepared] = finish(to_sequences(request, codec, 400))
+    row = prepared.sequence
+    assert codec.tokenizer.hf_tokenizer.decode(row.token_ids[row.score_from :]) == expected
+    assert codec.tokenizer.hf_tokenizer.decode(row.token_ids[: row.score_from]).endswith(f"{MARKER}\n")

@@ -9,9 +9,13 @@ from scorepool import wire
 from scorepool.engine import ChatCodec, InvalidRequest
 from scorepool.engine.images import ImageCodec, ImageTokens, PlacedImage, Shown, Video, VideoFile, expand
 from scorepool.wire.image import DEFAULT_FPS
+from scorepool.wire.image_header import read_header
 from scorepool.worker.inference.text_lengths import Steps, invalid_request
 
-CHARACTERS_PER_IMAGE = 65_536  # that are encoded in the time in which an image is decoded, about
+# Characters that are encoded in the time in which these are decoded, about.
+CHARACTERS_PER_IMAGE = 65_536
+CHARACTERS_PER_VIDEO_FILE = 2**20
+PIXELS_PER_CHARACTER = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,16 @@ class ShownImage:
     field: str  # where the request has it
     image: wire.Image
     is_frame: bool = False  # of a video, for a model that takes images only
+
+
+def num_characters_of_images(request: wire.Request) -> int:
+    """Return how many characters are encoded in the time in which a request's images are decoded, about."""
+    num_pixels = num_files = 0
+    for _, image in wire.images_of(request):
+        for header in map(read_header, image.images):
+            num_pixels += header.width * header.height
+        num_files += image.is_video and not image.frames
+    return num_pixels // PIXELS_PER_CHARACTER + num_files * CHARACTERS_PER_VIDEO_FILE
 
 
 def check_images(request: wire.Request, codec: ChatCodec) -> None:

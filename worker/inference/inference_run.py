@@ -13,6 +13,7 @@ from scorepool.worker.inference.checkpoints.job_checkpoint import JobCheckpoint
 from scorepool.worker.inference.checkpoints.rows import may_be_kept
 from scorepool.worker.inference.comparison_run import BaseIsPending, ComparisonRun
 from scorepool.worker.inference.engine_errors import map_engine_error
+from scorepool.worker.inference.images import num_characters_of_images
 from scorepool.worker.inference.job_progress import JobProgress
 from scorepool.worker.inference.job_stream import JobStream
 from scorepool.worker.inference.owner_turns import OwnerThread
@@ -64,7 +65,7 @@ class InferenceRun:
         self._job = job
         self._publisher = publisher
         self.owner = job.owner
-        self.num_characters = num_characters(request)
+        self.num_characters = num_characters(request) + num_characters_of_images(request)
         info = engine.model_info
         self._steps = (
             to_sequences(request, engine.chat, info.context_length, job.owner, info.pooling or "last")

@@ -7,9 +7,11 @@ import pytest
 from scorepool import wire
 from scorepool.engine import ChatCodec, Engine, EngineSettings, InvalidRequest, Tokenizer
 from scorepool.engine.images import ImageTokens, Injection, Video
+from scorepool.worker.inference.images import num_characters_of_images
+from scorepool.worker.inference.tokenizing import MAX_WAITING_CHARACTERS
 from scorepool.worker.inference.translate import to_sequences
 from scorepool.worker.rq.errors import JobError
-from tests.images import image_bytes
+from tests.images import image_bytes, png_header
 from tests.tiny_tokenizer import EOS, build_tokenizer
 from tests.worker.fake import finish
 
@@ -200,3 +202,15 @@ def test_whitespace_around_an_image_is_the_prompts_and_later_whitespace_the_comp
     row = prepared.sequence
     assert codec.tokenizer.hf_tokenizer.decode(row.token_ids[row.score_from :]) == expected
     assert codec.tokenizer.hf_tokenizer.decode(row.token_ids[: row.score_from]).endswith(f"{MARKER}\n")
+
+
+def test_images_that_wait_to_be_decoded_count_like_long_texts():
+    """An owner of which much waits is claimed no more jobs for now, and those of others are claimed as fast as ever."""
+    large, small = wire.Image(data=png_header(4000, 4000)), wire.Image(data=png_header(64, 64))
+    film = wire.Image(data=b"\0\0\0\x18ftypmp42")
+    for images, expected in (([], 0), ([small], 256), ([large, small], 10**6 + 256), ([film], 2**20)):
+        assert num_characters_of_images(wire.Generate(model="m", prompt="a", images=images)) == expected
+    frames = wire.Image(frames=[small.data] * 3)
+    assert num_characters_of_images(wire.Generate(model="m", prompt="a", images=[frames])) == 3 * 256
+    item = wire.ScoreItem(prompt="a", completion="b", images=[large])
+    assert num_characters_of_images(wire.Score(model="m", items=[item] * 2)) > MAX_WAITING_CHARACTERS

@@ -45,6 +45,6 @@ class Shared:
             jobs=SpreadJobs(servers, [part.jobs for part in parts], reach),
             queue=SpreadQueue(servers, [part.queue for part in parts], models, reach),
             deliveries=SpreadDeliveries(servers, [part.deliveries for part in parts], reach),
-            snapshots=SpreadSnapshots(servers, [part.redis for part in parts], models),
+            snapshots=SpreadSnapshots(servers, [part.redis for part in parts], models, reach),
             now_s=models.now_s,
         )

@@ -35,6 +35,7 @@ from scorepool.api.repositories.weights import Weights
 from scorepool.api.server import Server
 from scorepool.api.shared import Shared
 from scorepool.api.spread.copies import Copies
+from scorepool.api.spread.stranded_jobs import StrandedJobs
 from scorepool.api.streaming import Streaming
 from scorepool.api.submission import Submission
 from scorepool.store import LOCAL_OWNER, ServerMap, Settings
@@ -53,6 +54,7 @@ class State:
     servers: ServerMap
     parts: list[Server]  # of each server, home first
     copies: Copies | None  # of webhook endpoints, if there are several servers
+    stranded_jobs: StrandedJobs | None  # the same
     reach: Reach
     waiting: Waiting
     readiness: Readiness
@@ -109,6 +111,7 @@ class State:
             servers=servers,
             parts=parts,
             copies=Copies(keyring.owners or [LOCAL_OWNER], endpoints, webhook_secrets) if copies else None,
+            stranded_jobs=StrandedJobs(servers, [part.redis for part in parts], reach) if copies else None,
             reach=reach,
             waiting=waiting,
             readiness=Readiness(servers, [part.redis for part in parts], readers),
@@ -150,8 +153,9 @@ class State:
         self.history.start()
         for part in self.parts:
             part.stored_results.start()
-        if self.copies is not None:
+        if self.copies is not None and self.stranded_jobs is not None:
             self.copies.start()
+            self.stranded_jobs.start()
 
     async def close(self) -> None:
         """Answer waiting clients and close the connections to Redis."""
@@ -161,8 +165,9 @@ class State:
         if num_waiting:
             await asyncio.sleep(LAST_READS_S)
         await self.history.close()
-        if self.copies is not None:
+        if self.copies is not None and self.stranded_jobs is not None:
             await self.copies.close()
+            await self.stranded_jobs.close()
         await self.snapshots.close()
         await self.models.close()
         for part in self.parts:

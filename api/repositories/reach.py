@@ -23,9 +23,13 @@ class Reach:
         self._servers = servers
         self._readers = readers
 
+    def is_silent(self, index: int) -> bool:
+        """True if a server is known not to answer, and others may."""
+        return not self._servers.is_one and self._readers[index].is_silent
+
     async def ask(self, index: int, answer: Awaitable[T]) -> T:
         """Return the answer of a server. Raises RedisError, of one of several that does not answer after SILENT_S."""
-        if self._servers.is_one or not self._readers[index].is_silent:
+        if not self.is_silent(index):
             return await answer
         try:
             async with asyncio.timeout(SILENT_S):

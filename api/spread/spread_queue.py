@@ -26,6 +26,7 @@ class SpreadQueue(Queue):
     def __init__(self, servers: ServerMap, parts: Sequence[Queue], models: SpreadModels, reach: Reach) -> None:
         self._parts = Parts(servers, parts, reach)
         self._models = models
+        self._reach = reach
 
     async def submit(
         self, owner: str, requests: Sequence[wire.Request], job_ids: Sequence[str], *args: Any, **kwargs: Any
@@ -66,7 +67,7 @@ class SpreadQueue(Queue):
 
     async def _known_ids(self, index: int, owner: str, key: str, count: int | None) -> list[str]:
         """Return the ids of jobs under the key if the server has any; none if it does not answer soon."""
-        if index in self._models.errors:
+        if index in self._models.errors or self._reach.is_silent(index):
             return []
         try:
             async with asyncio.timeout(PATIENCE_S):

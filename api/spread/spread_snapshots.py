@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from scorepool.api.metrics.queue_snapshot import QueueSnapshot, QueueSnapshots
-from scorepool.api.repositories.readiness import PATIENCE_S
+from scorepool.api.repositories.reach import Reach
 from scorepool.api.repositories.shared_read import SharedRead
 from scorepool.api.spread.spread_models import SpreadModels
 from scorepool.store import WEBHOOKS, ServerMap
@@ -19,19 +19,18 @@ T = TypeVar("T")
 class SpreadSnapshots(QueueSnapshots):
     """The snapshots of all servers that answer, added up."""
 
-    def __init__(self, servers: ServerMap, redis: list[Redis], models: SpreadModels) -> None:
+    def __init__(self, servers: ServerMap, redis: list[Redis], models: SpreadModels, reach: Reach) -> None:
         self._servers = servers
         self._all = redis
         self._spread = models
+        self._reach = reach
         self._shared = SharedRead(self._read)
-        self._down: set[int] = set()  # servers that did not answer the last time
 
     async def _read(self) -> QueueSnapshot:
         """Raises RedisError if no server answers."""
         await self._spread.live()
         read = await asyncio.gather(*map(self._read_one, range(len(self._all))))
         errors = {index: each for index, each in enumerate(read) if not isinstance(each, QueueSnapshot)}
-        self._down = set(errors)
         found = [each for each in read if isinstance(each, QueueSnapshot)]
         if not found:
             raise next(iter(errors.values()))
@@ -48,11 +47,10 @@ class SpreadSnapshots(QueueSnapshots):
 
     async def _read_one(self, index: int) -> QueueSnapshot | RedisError:
         try:
-            async with asyncio.timeout(PATIENCE_S if index in self._down else None):
-                return await QueueSnapshot.read(self._all[index], self._spread.live_on[index])
+            return await self._reach.ask(index, QueueSnapshot.read(self._all[index], self._spread.live_on[index]))
         except RedisError as error:
             return error
-        except OSError as error:  # TimeoutError is one
+        except OSError as error:
             return RedisError(str(error))
 
 

@@ -98,3 +98,36 @@ async def test_a_job_on_another_server_than_its_id_names_is_found_while_that_one
             assert (await http.post(f"/v1/jobs/{moved}/cancel")).json()["status"] == "canceled"
     finally:
         other_server.start()
+
+
+async def test_jobs_that_a_move_has_left_behind_are_told_about(
+    serving: Serving,
+    spread: Serving,
+    worker: FakeWorker,
+    big: FakeWorker,
+    other: Redis,
+    caplog: pytest.LogCaptureFixture,
+):
+    """`big` has moved away from home, and `small` from the other server to home."""
+
+    def lines() -> list[str]:
+        return [text for record in caplog.records if "wait in the queue" in (text := record.getMessage())]
+
+    async with serving() as http:
+        ids = [(await http.post("/v1/jobs", json=score(model="big", wait_for_model=True))).json()["id"] for _ in "ab"]
+    async with spread() as http:
+        assert (await http.post("/v1/jobs", json=score())).status_code == 202
+        assert (await submit(http))[0] == 202
+        other.sadd("rq:queues", "rq:queue:small")
+        other.rpush("rq:queue:small", "0" * 32)
+        stranded = http._transport.app.state.scorepool.stranded_jobs  # type: ignore[attr-defined]
+        await stranded.look()
+        await stranded.look()
+        assert [line.partition(", where")[0] for line in sorted(lines())] == [
+            "1 jobs wait in the queue small on the Redis of SCOREPOOL_REDIS_URLS['big']",
+            "2 jobs wait in the queue big on the Redis of SCOREPOOL_REDIS_URL",
+        ]
+        for job_id in ids:
+            assert (await http.post(f"/v1/jobs/{job_id}/cancel")).status_code == 200
+        await stranded.look()
+        assert len(lines()) == 2

@@ -98,6 +98,9 @@ async def test_what_may_be_on_a_server_that_hangs_is_soon_said_to_be_unavailable
             assert (await http.post(f"/v1/jobs/{ids[1]}/cancel")).status_code == 503
             assert (await http.post("/v1/jobs", json=score(model="big"))).status_code == 503
             assert (await http.get(f"/v1/jobs/{ids[0]}")).json()["status"] == "queued"
+            assert "scorepool_redis_up 0.0" in (await http.get("/metrics")).text
+            keyed = await http.post("/v1/jobs", json=score(), headers={"Idempotency-Key": "k"})
+            assert keyed.status_code == 202
             line_jobs = LineJobs(state(http).servers, state(http).redis_servers, state(http).reach)
             worker.redis.hset(store.RqKeys.job(ids[0]), "status", "started")
             assert await line_jobs.statuses([*ids, "0" * 32]) == ["started", "queued", None]

@@ -182,7 +182,7 @@ async def known_query(request: Request) -> None:
         if name not in known:
             expected = f"expected {', '.join(sorted(known))}" if known else "this route has none"
             raise BadRequest(f"{wire.cut(name)}: unknown query parameter; {expected}", wire.cut(name))
-        if names.count(name) > 1:
+        if names.count(name) > 1 and not name.endswith("[]"):  # a list
             raise BadRequest(f"{name}: given {names.count(name)} times, expected once", name)
 
 

@@ -90,6 +90,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api.delta_order": {"wire"},
     "api.event_cursor": {"api.delta_order", "wire"},
     "api.job_events": {"api.event_cursor", "api.http", "api.repositories", "wire"},
+    "api.kept_events": {"api.dialects", "api.event_cursor", "api.http", "api.repositories", "wire"},
     "api.job_replies": {"api.http", "api.repositories", "wire"},
     "api.connection": {"store"},
     "api.auth": {"api.http", "store"},
@@ -125,8 +126,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "api.repositories", "api.streaming", "api.submission", "store", "wire",
     },
     "api.routes": {
-        "api.dependencies", "api.dialects", "api.event_cursor", "api.http", "api.job_events", "api.metrics",
-        "api.repositories", "api.streaming", "api.submission", "wire",
+        "api.dependencies", "api.dialects", "api.event_cursor", "api.http", "api.job_events", "api.kept_events",
+        "api.metrics", "api.repositories", "api.streaming", "api.submission", "wire",
     },
     # the SDK and the command
     "scorepool": {"store", "wire"},

@@ -5,6 +5,7 @@ fills what is missing. Nothing that was sent is taken back: the joined deltas eq
 streamed.
 """
 
+from collections.abc import Iterator
 from typing import Literal
 
 from msgspec import Struct
@@ -58,22 +59,38 @@ class ChoiceStream:
 
     def add(self, tokens: wire.TokenDelta) -> Delta | None:
         """Return the tokens that were not sent yet, or None. Raise Diverged if they contradict the sent ones."""
-        overlap = len(self._sent) - tokens.first
-        if overlap < 0:  # tokens before these are missing
+        overlap = self._overlap(tokens)
+        if not 0 <= overlap < len(tokens.token_ids):  # tokens before these are missing, or all are known
             return None
-        known = tokens.token_ids[:overlap]
+        return self._delta(_sequence_of(tokens), emitted_bytes(tokens), overlap)
+
+    def add_each(self, tokens: wire.TokenDelta) -> Iterator[Delta]:
+        """Yield the tokens that were not sent yet, each in a delta of its own. Raise Diverged as `add` does.
+
+        With `end_each`, the deltas of an answer are then the same, however its tokens come.
+        """
+        overlap = self._overlap(tokens)
+        if not 0 <= overlap < len(tokens.token_ids):
+            return
+        sequence, contents = _sequence_of(tokens), emitted_bytes(tokens)
+        for start in range(overlap, len(tokens.token_ids)):
+            yield self._delta(sequence, contents, start, start + 1)
+
+    def end_each(self, sequence: wire.SequenceResult) -> Iterator[Delta]:
+        """Yield the rest of the choice, each token in a delta of its own. Raise Diverged as `end` does."""
+        contents = content_bytes(sequence)
+        if sequence.token_ids[: len(self._sent)] == self._sent:
+            for start in range(len(self._sent), len(sequence.token_ids) - 1):
+                yield self._delta(sequence, contents, start, start + 1)
+        yield self.end(sequence, contents)
+
+    def _overlap(self, tokens: wire.TokenDelta) -> int:
+        """Return how many of these tokens were sent; below 0 if tokens before them were not. Raise Diverged."""
+        overlap = len(self._sent) - tokens.first
+        known = tokens.token_ids[: max(overlap, 0)]
         if known != self._sent[tokens.first : tokens.first + len(known)]:
             raise Diverged
-        if len(tokens.token_ids) <= overlap:
-            return None
-        sequence = wire.SequenceResult(
-            text="",
-            channels=tokens.channels,
-            tool_calls=tokens.tool_calls,
-            target_bytes=tokens.target_bytes,
-            **tokens.columns(),
-        )
-        return self._delta(sequence, emitted_bytes(tokens), overlap)
+        return overlap
 
     def end(self, sequence: wire.SequenceResult, contents: list[bytes] | None = None) -> Delta:
         """Return the rest of the choice. Raise Diverged if the result contradicts the sent tokens.
@@ -94,13 +111,14 @@ class ChoiceStream:
             draft_logprobs=sequence.draft_logprobs,
         )
 
-    def _delta(self, sequence: wire.SequenceResult, contents: list[bytes], start: int) -> Delta:
-        """Build the delta of the tokens from number `start` on."""
-        calls = [call for call in sequence.tool_calls if call.entry >= len(self._sent)]
+    def _delta(self, sequence: wire.SequenceResult, contents: list[bytes], start: int, end: int | None = None) -> Delta:
+        """Build the delta of the tokens from number `start` on, up to number `end`."""
         self._target_bytes = sequence.target_bytes or self._target_bytes  # deltas after the first have none
-        new = replace(columns_from(sequence, start), target_bytes=self._target_bytes)
+        new = replace(columns_from(sequence, start, end), target_bytes=self._target_bytes)
+        num_before = len(self._sent)
         self._sent += new.token_ids
-        added = contents[start:]
+        calls = [call for call in sequence.tool_calls if num_before <= call.entry < len(self._sent)]
+        added = contents[start:end]
         channels = new.channels or ["content"] * len(added)
         added = [b"" if channel == "markup" else content for content, channel in zip(added, channels, strict=True)]
         text, offsets = self._text.add(_only_channel("content", added, channels))
@@ -118,6 +136,16 @@ class ChoiceStream:
             channels=channels,
             text_offset=offsets,
         )
+
+
+def _sequence_of(tokens: wire.TokenDelta) -> wire.SequenceResult:
+    return wire.SequenceResult(
+        text="",
+        channels=tokens.channels,
+        tool_calls=tokens.tool_calls,
+        target_bytes=tokens.target_bytes,
+        **tokens.columns(),
+    )
 
 
 def _only_channel(name: wire.Channel, contents: list[bytes], channels: list[wire.Channel]) -> list[bytes]:

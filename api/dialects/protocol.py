@@ -67,6 +67,16 @@ class EventWriter(Protocol):
         """Return the last chunks. Bytes are sent as they are, other objects as JSON."""
 
 
+class KeptEvents(Protocol):
+    """Translate the events of a kept body's job into the chunks of a stream that several clients may read."""
+
+    def begin(self) -> Sequence[object]:
+        """Return the chunks of a job that is in the queue."""
+
+    def add(self, event: StreamEvent) -> Sequence[object]:
+        """Return the chunks that follow from tokens, or from the end of the job. Raise Diverged."""
+
+
 class HasModel(Protocol):
     """Name a model, or None for the only one that is served."""
 
@@ -162,6 +172,10 @@ class Endpoint(ABC, Generic[Body]):
 
     def to_kept_reply(self, body: Body, job: wire.Job) -> object:
         """Build the reply to a body whose job has not ended."""
+        raise NotImplementedError
+
+    def to_kept_events(self, body: Body, job: wire.Job) -> "KeptEvents":
+        """Return the writer of a stream of a body in the background, whose job goes on without its client."""
         raise NotImplementedError
 
     def is_streamed(self, body: Body) -> bool:

@@ -2,7 +2,7 @@
 
     body ─parse─► [continue] ─► count ─► [texts to token ids] ─► to_requests ─► submit ─┬─ wait ─────► to_reply
                                                                                         ├─ stream ───► to_events
-                                                                                        └─ to_kept_reply
+                                                           in the background: to_kept_reply, to_kept_events
 
 Top logprobs above the server's cap are clamped first. The jobs are counted, and their model is looked up, before the
 first is built.
@@ -34,6 +34,7 @@ from scorepool.api.dependencies import (
 )
 from scorepool.api.dialects.deltas import Diverged
 from scorepool.api.dialects.protocol import Chat, Context, Dialect, Endpoint, EventWriter, ReplyTooLarge, StreamEvent
+from scorepool.api.event_cursor import EventCursor
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import received_body, while_connected
 from scorepool.api.http.errors import (
@@ -48,6 +49,7 @@ from scorepool.api.http.errors import (
 from scorepool.api.http.formats import reply
 from scorepool.api.http.large_replies import HeldResults
 from scorepool.api.http.sse import EventStream
+from scorepool.api.kept_events import OTHER_TOKENS, kept_events
 from scorepool.api.repositories.jobs import Jobs
 from scorepool.api.repositories.models import Models
 from scorepool.api.streaming import Streaming
@@ -187,7 +189,12 @@ async def _run(
     if endpoint.is_in_background(body):
         with map_field_names(field_name):
             [job] = await submission.submit(owner, requests, None, ids, is_bulk=False, kept_body=kept_body)
-        return reply(endpoint.to_kept_reply(body, _queued(job.id, served_model.id, context.created)), "json")
+        queued = _queued(job.id, served_model.id, context.created)
+        if endpoint.is_streamed(body):
+            followed = streaming.follow(owner, queued, EventCursor.parse(""), held)
+            events = kept_events(followed, endpoint.to_kept_events(body, queued), held)
+            return EventStream(request, events, last=b"")
+        return reply(endpoint.to_kept_reply(body, queued), "json")
     if endpoint.is_streamed(body):
         events = streaming.submit_and_stream(owner, requests, ids, held, field_name, key, kept_body)
         return await _stream(request, events, ids, endpoint.to_events(body, ids, context))
@@ -260,9 +267,7 @@ async def _chunks(
         except wire.Invalid as error:
             raise BadRequest(error.message, error.field) from None
         except Diverged:
-            raise Failed(
-                "the job began again on another worker, which generated other tokens than those that were sent"
-            ) from None
+            raise Failed(OTHER_TOKENS) from None
 
 
 async def _first_events(events: AsyncGenerator[StreamEvent | None], job_ids: Sequence[str]) -> list[StreamEvent]:

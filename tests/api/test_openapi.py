@@ -55,7 +55,7 @@ def test_the_document_is_valid_and_complete(document: dict[str, Any]):
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 80
+    assert len(operations) == 81
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
@@ -452,15 +452,16 @@ async def call_responses(call: Callable[..., Awaitable[Any]]) -> None:
     body = {"model": "demo", "input": "a", "background": True}
     made = (await call("POST", "/v1/responses", json=body))["id"]
     await call("GET", one, made)
+    await call("GET", one + "/input_items", made)
     await call("DELETE", one, made)  # 409
     await call("POST", one + "/cancel", made)
     with pytest.MonkeyPatch.context() as patch, large_replies.held_results("alice") as held:
         patch.setattr(held_bytes, "FREE_BYTES", -1)
         held.add(10**9)
-        for method, route in (("GET", one), ("POST", one + "/cancel"), ("DELETE", one)):
+        for method, route in (("GET", one), ("POST", one + "/cancel")):
             await call(method, route, made)
     await call("DELETE", one, made)
-    for method, route in (("GET", one), ("POST", one + "/cancel"), ("DELETE", one)):
+    for method, route in (("GET", one), ("GET", one + "/input_items"), ("POST", one + "/cancel"), ("DELETE", one)):
         await call(method, route)
         await call(method, route, key=None)
         await call(method, route, query="?unknown=1")

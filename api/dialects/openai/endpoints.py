@@ -20,8 +20,9 @@ from scorepool.api.dialects.openai.completion_reply import (
 )
 from scorepool.api.dialects.openai.completions import CompletionRequest
 from scorepool.api.dialects.openai.embeddings import EmbeddingList, EmbeddingsRequest
+from scorepool.api.dialects.openai.response_object import ResponseEvent, ResponseObject
 from scorepool.api.dialects.openai.responses import ResponseRequest
-from scorepool.api.dialects.openai.responses_reply import ResponseEvent, ResponseObject, ResponseWriter, to_response
+from scorepool.api.dialects.openai.responses_reply import ResponseWriter, to_response
 from scorepool.api.dialects.openai.tokens import (
     DetokenizeReply,
     DetokenizeRequest,
@@ -145,6 +146,9 @@ class ResponsesEndpoint(Endpoint[ResponseRequest]):
 
     def to_kept_reply(self, body: ResponseRequest, job: wire.Job) -> ResponseObject:
         return responses_kept.to_kept_response(body, job)
+
+    def to_kept_events(self, body: ResponseRequest, job: wire.Job) -> responses_kept.KeptResponseEvents:
+        return responses_kept.KeptResponseEvents(body, job)
 
     def is_streamed(self, body: ResponseRequest) -> bool:
         return bool(body.stream)

@@ -207,7 +207,8 @@ class ResponseRequest(SamplingRequest, frozen=True, kw_only=True):
     conversation: Annotated[None, Meta(description="Not kept: send its items in `input`.")] = None
     prompt: None = None
     background: Annotated[
-        bool | None, Meta(description="Answer at once: `GET /v1/responses/{id}` has the answer when it is there.")
+        bool | None,
+        Meta(description="Answer at once: `GET /v1/responses/{id}` has the answer when it is there, or streams it."),
     ] = None
     store: Annotated[
         bool | None, Meta(description="false: the response cannot be read or continued by its id. null is true.")
@@ -229,9 +230,8 @@ class ResponseRequest(SamplingRequest, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_supported(self, _SUPPORTED)
-        if self.background and (self.stream or self.store is False):
-            name, expected = ("stream", "false") if self.stream else ("store", "true")
-            raise ValueError(f"`{name}` must be {expected} with `background`")
+        if self.background and self.store is False:
+            raise ValueError("`store` must be true with `background`")
         if not isinstance(self.input, str):
             check_num_calls((item.type == "function_call" for item in self.input), "input")
         if self.top_logprobs and not self.has_logprobs:

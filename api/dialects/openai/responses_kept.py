@@ -4,19 +4,18 @@ What is kept has the whole conversation up to its own input, so it can be contin
 """
 
 import re
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from scorepool import wire
+from scorepool.api.dialects.openai.response_items import items_of
+from scorepool.api.dialects.openai.response_object import ResponseError, ResponseObject
 from scorepool.api.dialects.openai.responses import MAX_ITEMS, InputItem, ResponseRequest
-from scorepool.api.dialects.openai.responses_reply import (
-    ResponseError,
-    ResponseObject,
-    ResponseWriter,
-    to_response,
-)
+from scorepool.api.dialects.openai.responses_reply import ResponseWriter, to_response
+from scorepool.api.dialects.protocol import StreamEvent
 
 _ID = re.compile(r"resp_([0-9a-f]{32})")
 _STATUSES: dict[wire.Status, Literal["queued", "in_progress", "failed", "cancelled"]] = {
@@ -51,7 +50,7 @@ def continued(body: ResponseRequest, previous: bytes, result: wire.Result) -> Re
     before = wire.parse(previous, ResponseRequest, "msgpack")
     answer = to_response(before, result, "", 0)
     answered = wire.parse(wire.encode_json(answer.output), list[InputItem])
-    items = [*_items(before), *answered, *_items(body)]
+    items = [*items_of(before), *answered, *items_of(body)]
     if len(items) > MAX_ITEMS:
         sentence = f"the conversation has {len(items)} items; expected at most {MAX_ITEMS}"
         raise wire.Invalid(f"previous_response_id: {sentence}", "previous_response_id")
@@ -74,5 +73,27 @@ def to_kept_response(body: ResponseRequest, job: wire.Job) -> ResponseObject:
     return replace(response, status=_STATUSES.get(job.status, "failed"), error=error)
 
 
-def _items(body: ResponseRequest) -> list[InputItem]:
-    return [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+class KeptResponseEvents:
+    """Write the events of a response that runs in the background: for each client the same, with the same numbers."""
+
+    def __init__(self, body: ResponseRequest, job: wire.Job, after: int = -1) -> None:
+        """Leave out the events up to number `after`."""
+        self._body, self._num_left_out = body, after + 1
+        self._writer = ResponseWriter(body, job.id, int(job.created_at or 0), is_kept=True, is_by_token=True)
+
+    def begin(self) -> Sequence[object]:
+        """Return the events of a response in the queue."""
+        return self._wanted(self._writer.queued())
+
+    def add(self, event: StreamEvent) -> Sequence[object]:
+        """Return the events of tokens, or those of a job that has ended. Raise Diverged."""
+        if isinstance(event, wire.TokenDelta):
+            return self._wanted(self._writer.add(event))
+        if event.result is None:
+            return self._wanted(self._writer.failed(to_kept_response(self._body, event)))
+        return self._wanted(self._writer.add(event) + self._writer.end())
+
+    def _wanted(self, events: list[object]) -> list[object]:
+        num_left_out = min(self._num_left_out, len(events))
+        self._num_left_out -= num_left_out
+        return events[num_left_out:]

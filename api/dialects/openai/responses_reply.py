@@ -1,147 +1,33 @@
-"""Build the replies of `/v1/responses`: a response with its output items, whole or as events. Pure.
+"""Build the replies of `/v1/responses`, whole or as events. Pure.
 
 A whole response is what the events of one delta add up to, so both have the same items.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Iterable
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from scorepool import wire
 from scorepool.api.dialects.deltas import ChoiceStream, Delta
 from scorepool.api.dialects.openai.chat_reply import TokenLogprob, token_logprobs
-from scorepool.api.dialects.openai.responses import (
-    FunctionTool,
-    ReasoningOptions,
-    ResponseRequest,
-    TextOptions,
-    ToolChoice,
+from scorepool.api.dialects.openai.response_object import (
+    FunctionCallItem,
+    IncompleteDetails,
+    ItemStatus,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    ResponseEvent,
+    ResponseObject,
 )
-from scorepool.api.dialects.openai.sampling import DraftLogprobsIfAsked, ModeIfLogprobs
+from scorepool.api.dialects.openai.responses import ReasoningOptions, ResponseRequest, TextOptions
 from scorepool.api.dialects.openai.structured_outputs import TextFormat
 from scorepool.api.dialects.protocol import StreamEvent
-from scorepool.api.dialects.weights import WeightsVersion, weights_version
-from scorepool.wire.batch import BatchUsage, Metadata
-
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
-
-
-class OutputText(Struct, frozen=True, kw_only=True, tag="output_text"):
-    """Give the text of an answer."""
-
-    text: str
-    annotations: Annotated[list[str], Meta(max_length=0)] = []
-    logprobs: Annotated[
-        list[TokenLogprob],
-        Meta(description="The tokens of the text, if they are in `include`: their `bytes` joined are the text."),
-    ] = []
-
-
-class ReasoningText(Struct, frozen=True, kw_only=True, tag="reasoning_text"):
-    """Give the text of a reasoning."""
-
-    text: str
-
-
-class MessageItem(Struct, frozen=True, kw_only=True, tag="message"):
-    """Give the answer of the model."""
-
-    id: str
-    role: Literal["assistant"] = "assistant"
-    status: ItemStatus
-    content: list[OutputText]
-
-
-class ReasoningItem(Struct, frozen=True, kw_only=True, tag="reasoning"):
-    """Give what the model reasoned before its answer."""
-
-    id: str
-    status: ItemStatus
-    summary: Annotated[list[str], Meta(max_length=0)] = []
-    content: list[ReasoningText]
-    encrypted_content: None = None
-
-
-class FunctionCallItem(Struct, frozen=True, kw_only=True, tag="function_call"):
-    """Give a call of the answer."""
-
-    id: str
-    status: ItemStatus
-    call_id: str
-    name: str
-    arguments: Annotated[str, Meta(description="JSON.")]
-
-
-OutputItem = ReasoningItem | MessageItem | FunctionCallItem
-
-
-class IncompleteDetails(Struct, frozen=True, kw_only=True):
-    """Say why an answer ended early."""
-
-    reason: Literal["max_output_tokens"]
-
-
-class ResponseError(Struct, frozen=True, kw_only=True):
-    """Say why a response in the background has no answer."""
-
-    code: Literal["server_error", "invalid_prompt"]
-    message: str
-
-
-class ResponseObject(Struct, frozen=True, kw_only=True):
-    """Answer a conversation. What the request chose is repeated."""
-
-    id: str
-    object: Literal["response"] = "response"
-    created_at: Annotated[int, Meta(description="Unix time in seconds.")]
-    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-    background: bool = False
-    error: ResponseError | None = None
-    incomplete_details: IncompleteDetails | None = None
-    instructions: str | None
-    max_output_tokens: int | None
-    max_tool_calls: int | None
-    metadata: Metadata
-    model: str
-    output: list[OutputItem]
-    parallel_tool_calls: bool
-    previous_response_id: str | None
-    prompt_cache_key: str | None
-    reasoning: ReasoningOptions
-    safety_identifier: str | None
-    service_tier: Literal["default"] = "default"
-    store: Annotated[bool, Meta(description="True if the response can be read and continued by its id.")]
-    temperature: float
-    text: TextOptions
-    tool_choice: ToolChoice
-    tools: list[FunctionTool]
-    top_logprobs: int
-    top_p: float
-    truncation: Literal["disabled", "auto"]
-    usage: Annotated[BatchUsage | None, Meta(description="null until the end.")] = None
-    user: str | None
-    logprobs_mode: ModeIfLogprobs = UNSET
-    draft_logprobs: DraftLogprobsIfAsked = UNSET
-    weights_version: WeightsVersion = UNSET
-
-
-class ResponseEvent(Struct, frozen=True, kw_only=True):
-    """Stream a part of a response. `type` says which of the fields are present."""
-
-    type: str
-    sequence_number: int
-    response: ResponseObject | UnsetType = UNSET
-    output_index: int | UnsetType = UNSET
-    item: OutputItem | UnsetType = UNSET
-    item_id: str | UnsetType = UNSET
-    content_index: int | UnsetType = UNSET
-    part: OutputText | ReasoningText | UnsetType = UNSET
-    delta: str | UnsetType = UNSET
-    text: str | UnsetType = UNSET
-    name: str | UnsetType = UNSET
-    arguments: str | UnsetType = UNSET
-    logprobs: list[TokenLogprob] | UnsetType = UNSET
+from scorepool.api.dialects.weights import weights_version
+from scorepool.wire.batch import BatchUsage
 
 
 def to_response(
@@ -154,11 +40,25 @@ def to_response(
 
 
 class ResponseWriter:
-    """Translate the events of a response's job to its events."""
+    """Translate the events of a response's job to its events.
 
-    def __init__(self, body: ResponseRequest, unique_id: str, created: int, *, is_kept: bool = False) -> None:
+    With `is_by_token` the events and their numbers follow from the answer alone: those of each token are its own,
+    however the job's tokens come. A client that has some of them can then ask for the rest.
+    """
+
+    def __init__(
+        self,
+        body: ResponseRequest,
+        unique_id: str,
+        created: int,
+        *,
+        is_kept: bool = False,
+        is_by_token: bool = False,
+    ) -> None:
         self._body, self._unique_id, self._created, self._is_kept = body, unique_id, created, is_kept
-        self._choice = ChoiceStream(0)
+        self._choice, self._is_by_token = ChoiceStream(0), is_by_token
+        self._text: list[str] = []  # of the open item
+        self._shown_logprobs: list[TokenLogprob] = []
         self._items: list[OutputItem] = []  # the last one may be open
         self._is_begun = self._is_open = False
         self._result: wire.Result | None = None
@@ -167,13 +67,29 @@ class ResponseWriter:
     def add(self, event: StreamEvent) -> list[object]:
         """Return the events that follow. Raise Diverged if a job ran again and generated other tokens."""
         events = [] if self._is_begun else self._begin()
+        for delta in self._deltas(event):
+            events += self.add_delta(delta)
+        return events
+
+    def _deltas(self, event: StreamEvent) -> Iterable[Delta]:
         if isinstance(event, wire.TokenDelta):
+            if self._is_by_token:
+                return self._choice.add_each(event)
             delta = self._choice.add(event)
-        else:
-            self._result = event.result
-            assert event.result is not None
-            delta = self._choice.end(event.result.sequences[0])
-        return events + (self.add_delta(delta) if delta is not None else [])
+            return [] if delta is None else [delta]
+        self._result = event.result
+        assert event.result is not None
+        [sequence] = event.result.sequences
+        return self._choice.end_each(sequence) if self._is_by_token else [self._choice.end(sequence)]
+
+    def queued(self) -> list[object]:
+        """Return the events of a response that is in the queue: with `is_by_token`, the first."""
+        response = replace(self.unanswered(), status="queued")
+        return [self._event(f"response.{name}", response=response) for name in ("created", "queued")]
+
+    def failed(self, response: ResponseObject) -> list[object]:
+        """Return the events that close a response without an answer."""
+        return ([] if self._is_begun else self._begin()) + [self._event("response.failed", response=response)]
 
     def end(self) -> list[object]:
         """Return the events that close the response."""
@@ -213,7 +129,8 @@ class ResponseWriter:
     def _begin(self) -> list[object]:
         self._is_begun = True
         response = self.unanswered()
-        return [self._event(f"response.{name}", response=response) for name in ("created", "in_progress")]
+        names = ("in_progress",) if self._is_by_token else ("created", "in_progress")
+        return [self._event(f"response.{name}", response=response) for name in names]
 
     def _logprobs(self, delta: Delta) -> list[TokenLogprob]:
         if not self._body.has_logprobs:
@@ -237,17 +154,12 @@ class ResponseWriter:
         ]
 
     def _add_reasoning(self, text: str) -> list[object]:
-        item = self._items[-1]
-        assert isinstance(item, ReasoningItem)
-        self._items[-1] = replace(item, content=[ReasoningText(text=item.content[0].text + text)])
+        self._text.append(text)
         return [self._part_event("response.reasoning_text.delta", delta=text)]
 
     def _add_text(self, text: str, logprobs: list[TokenLogprob]) -> list[object]:
-        item = self._items[-1]
-        assert isinstance(item, MessageItem)
-        [part] = item.content
-        part = replace(part, text=part.text + text, logprobs=part.logprobs + logprobs)
-        self._items[-1] = replace(item, content=[part])
+        self._text.append(text)
+        self._shown_logprobs += logprobs
         return [self._part_event("response.output_text.delta", delta=text, logprobs=logprobs)]
 
     def _add_call(self, call: wire.ToolCallResult) -> list[object]:
@@ -272,9 +184,14 @@ class ResponseWriter:
         if not self._is_open:
             return []
         self._is_open = False
-        item = self._items[-1] = replace(self._items[-1], status=status)
-        assert not isinstance(item, FunctionCallItem)
-        [part] = item.content
+        text, logprobs = "".join(self._text), self._shown_logprobs
+        self._text, self._shown_logprobs = [], []
+        part: OutputText | ReasoningText
+        if isinstance(self._items[-1], MessageItem):
+            part = OutputText(text=text, logprobs=logprobs)
+        else:
+            part = ReasoningText(text=text)
+        item = self._items[-1] = replace(self._items[-1], status=status, content=[part])
         if isinstance(part, OutputText):
             done = self._part_event("response.output_text.done", text=part.text, logprobs=part.logprobs)
         else:

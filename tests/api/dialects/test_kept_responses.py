@@ -1,5 +1,6 @@
 """Responses that are kept: continued, read, canceled and deleted by their ids, also from the background."""
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -93,6 +94,61 @@ def test_a_response_in_the_background_is_polled(sdk: OpenAI):
     assert sdk.responses.cancel(waiting.id) == response  # it has ended, so it stays
 
 
+def test_a_running_response_is_canceled_when_its_cancellation_is_answered(sdk: OpenAI):
+    waiting = respond(sdk, background=True, max_output_tokens=1500, extra_body={"ignore_eos": True})
+    canceled = sdk.responses.cancel(waiting.id)
+    assert canceled.status not in ("queued", "in_progress")
+    assert sdk.responses.retrieve(waiting.id) == canceled
+
+
+def test_what_a_response_was_asked_is_listed(sdk: OpenAI):
+    made = respond(sdk, instructions="Answer.")
+    items: Any = [
+        {"role": "developer", "content": [{"type": "input_text", "text": "b"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "c"}], "id": "x"},
+        {"role": "assistant", "content": "d"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"a": 1}'},
+        {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "e"}]},
+        {"type": "function_call_output", "call_id": "c1", "output": "f"},
+    ]
+    second = respond(sdk, input=items, previous_response_id=made.id)
+
+    listed = list(sdk.responses.input_items.list(second.id, order="asc", limit=2))
+
+    shown: list[Any] = [item.model_dump(exclude_none=True) for item in listed]
+    assert [item["type"] for item in shown] == [
+        "message", "message", "message", "reasoning", "message", "message", "function_call",
+        "function_call_output", "function_call_output",
+    ]  # fmt: skip
+    assert shown[0]["content"] == [{"type": "input_text", "text": QUESTION}]
+    assert shown[1]["content"][0]["text"] == made.output_text
+    assert [item.get("role") for item in shown[:6]] == [
+        "user",
+        "assistant",
+        "developer",
+        None,
+        "assistant",
+        "assistant",
+    ]
+    assert shown[3]["content"] == [{"type": "reasoning_text", "text": "c"}]
+    assert shown[5]["content"] == [{"type": "refusal", "refusal": "no"}]
+    assert (shown[6]["name"], json.loads(shown[6]["arguments"])) == ("look", {"a": 1})
+    assert [item["output"] for item in shown[7:]] == [[{"type": "input_text", "text": "e"}], "f"]
+    assert list(sdk.responses.input_items.list(second.id)) == listed[::-1]
+    with pytest.raises(openai.BadRequestError, match="after: expected the id of an item of this response, found 'x'"):
+        sdk.responses.input_items.list(second.id, after="x")
+
+
+def test_what_is_included_must_be_there(sdk: OpenAI):
+    made = respond(sdk)
+    both: Any = ["message.output_text.logprobs", "reasoning.encrypted_content"]
+    with pytest.raises(openai.BadRequestError, match="expected a response that was made with logprobs"):
+        sdk.responses.retrieve(made.id, include=both)
+    made = respond(sdk, include=["message.output_text.logprobs"])
+    assert sdk.responses.retrieve(made.id, include=both) == made
+
+
 def test_what_is_kept_is_what_was_asked():
     body = {
         "instructions": "x",
@@ -150,7 +206,8 @@ async def test_another_owners_response_is_one_that_never_was(serving: Serving, w
         id_ = await in_background(http, headers=bearer(ALICE))
         worker.end(id_.removeprefix("resp_"), COMPLETED)
         absent = f"resp_{'0' * 32}"
-        for method, path in (("GET", ""), ("POST", "/cancel"), ("DELETE", "")):
+        paths = (("GET", ""), ("GET", "?stream=true"), ("GET", "/input_items"), ("POST", "/cancel"), ("DELETE", ""))
+        for method, path in paths:
             replies = [
                 await http.request(method, f"{PATH}/{each}{path}", headers=bearer(BOB)) for each in (id_, absent, "x")
             ]
@@ -177,6 +234,17 @@ async def test_a_job_that_is_no_response_is_not_shown_as_one(serving: Serving, w
         redis.delete(store.Keys.response(id_.removeprefix("resp_")))
         redis.hset(store.Keys.response(id_.removeprefix("resp_")), "a", "b")
         assert (await http.get(f"{PATH}/{id_}")).status_code == 404
+
+
+@pytest.mark.anyio
+async def test_of_many_deletions_one_deletes(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        id_ = await in_background(http)
+        worker.end(id_.removeprefix("resp_"), COMPLETED)
+        replies = await asyncio.gather(*(http.delete(f"{PATH}/{id_}") for _ in range(8)))
+        assert sorted(reply.status_code for reply in replies) == [200] + [404] * 7
+        absent = {reply.text for reply in replies if reply.status_code == 404}
+        assert absent == {(await http.get(f"{PATH}/{id_}")).text}
 
 
 @pytest.mark.anyio

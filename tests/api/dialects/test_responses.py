@@ -285,7 +285,6 @@ def test_items_become_the_job_that_the_same_chat_becomes():
     ("changes", "field", "says"),
     [
         ({"conversation": "conv_1"}, "conversation", "null"),
-        ({"background": True, "stream": True}, "stream", "`stream` must be false with `background`"),
         ({"background": True, "store": False}, "store", "`store` must be true with `background`"),
         ({"previous_response_id": "resp_" * 20}, "previous_response_id", "length <= 64"),
         ({"input": [{"role": "user", "content": "a"}] * 1025}, "input", "at most 1024 messages, found 1025"),

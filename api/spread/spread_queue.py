@@ -29,17 +29,39 @@ class SpreadQueue(Queue):
         self._reach = reach
 
     async def submit(
-        self, owner: str, requests: Sequence[wire.Request], job_ids: Sequence[str], *args: Any, **kwargs: Any
+        self,
+        owner: str,
+        requests: Sequence[wire.Request],
+        job_ids: Sequence[str],
+        submission_fingerprint: str | None = None,
+        result_ttl_s: int | None = None,
+        batch: str | None = None,
+        **options: Any,
     ) -> list[Submitted]:
         servers = {self._parts.servers.of_model(request.model) for request in requests} or {HOME}
         if len(servers) > 1:  # admission refused this, but a model may have changed its name since
             raise Unavailable("the models of this request are on several Redis servers; send it again")
-        index, hinted = servers.pop(), self._parts.servers.of_job(job_ids[0]) if job_ids else HOME
-        if index != hinted and (known := await self._parts.on(hinted, lambda queue: queue.count_known(job_ids))):
-            if known < len(job_ids):  # the others would wait there for ever
-                raise idempotency_key_reused()
-            index = hinted  # the script compares the bodies
-        return await self._parts.on(index, lambda queue: queue.submit(owner, requests, job_ids, *args, **kwargs))
+        index = servers.pop()
+        if job_ids and batch is None:  # a batch has looked for its jobs on all servers
+            index = await self._server_of_known(job_ids, index)
+        return await self._parts.on(
+            index,
+            lambda queue: queue.submit(
+                owner, requests, job_ids, submission_fingerprint, result_ttl_s, batch, **options
+            ),
+        )
+
+    async def _server_of_known(self, job_ids: Sequence[str], index: int) -> int:
+        """Return the server that has these jobs, whose script compares the bodies; `index` if it is not another one.
+
+        The last id is of a job that was asked for: that of the base of a compare job names no server. Raises Conflict
+        if the other server has some of them, because the rest would wait there for ever.
+        """
+        hinted = self._parts.servers.of_job(job_ids[-1])
+        known = 0 if hinted == index else await self._parts.on(hinted, lambda queue: queue.count_known(job_ids))
+        if 0 < known < len(job_ids):
+            raise idempotency_key_reused()
+        return hinted if known else index
 
     async def job_ids(self, owner: str, key: str | None, count: int | None, model: str | None = None) -> list[str]:
         """Return ids that name the server of the model, or those that jobs under the key have, wherever they are."""

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from redis import Redis
 
+from scorepool import wire
 from scorepool.api.repositories.models import FRESH_S
 from tests.api.batches.test_batches import jsonl, lines_of, start, until
 from tests.api.conftest import Serving, eventually, score
@@ -96,6 +97,11 @@ async def test_home_may_be_down_too(
         assert (await completion).json()["choices"][0]["text"] == "b"
         assert (await http.post("/v1/jobs", json=score(model="big"))).status_code == 503
         assert (await http.get("/v1/batches")).status_code == 503
+        compare = {"type": "compare", "model": "demo", "base": "demo", "items": body["items"]}
+        compared = await http.post("/v1/jobs", json=compare, headers={"Idempotency-Key": "k"})
+        assert compared.status_code == 202
+        base_id = wire.base_job_id(compared.json()["id"])  # which names no server
+        assert (await http.get(f"/v1/jobs/{base_id}")).json()["status"] == "queued"
 
 
 async def test_a_server_that_hangs_delays_the_other_models_little(

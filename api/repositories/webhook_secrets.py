@@ -10,6 +10,7 @@ from redis.asyncio.client import Pipeline
 from scorepool import store, wire
 from scorepool.api.http.errors import Conflict
 from scorepool.api.repositories import decode
+from scorepool.api.repositories.queue import check_writable
 from scorepool.api.repositories.webhook_endpoints import ROTATION_S
 
 
@@ -35,6 +36,8 @@ class WebhookSecrets:
         self._check(owner)
         now = await decode.now_s(self._redis)
         key = store.Keys.webhook_secret(owner)
+        for copy in self._copies:  # else the secret that the owner knows would not sign any more when it asks again
+            await check_writable(copy)
         after: list[wire.SecretRotation] = []
 
         async def write(pipeline: Pipeline) -> None:
@@ -55,11 +58,15 @@ class WebhookSecrets:
         return self._show(owner, after[0], now)
 
     async def complete_copies(self, owner: str) -> None:
-        """Give servers that joined the deployment later the owner's secrets. Raises RedisError."""
+        """Give servers that joined later, or missed a rotation, the owner's secrets. Raises RedisError."""
         key = store.Keys.webhook_secret(owner)
-        rotation: Any = await self._redis.get(key)
-        for copy in self._copies if rotation is not None else ():
-            await copy.set(key, rotation, nx=True)
+        own: Any = await self._redis.get(key)
+        if (rotation := _decode(own)) is None:
+            return
+        for copy in self._copies:
+            found = _decode(await copy.get(key))
+            if found is None or found.previous_expires_at < rotation.previous_expires_at:
+                await copy.set(key, own)
 
     def _show(self, owner: str, rotation: wire.SecretRotation | None, now: float) -> wire.JobWebhookSecret:
         return wire.JobWebhookSecret(

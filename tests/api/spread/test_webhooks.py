@@ -132,6 +132,32 @@ async def test_rotated_secrets_sign_on_both_servers_and_new_servers_get_them(
     assert first not in webhook_secrets(SECRET, "bob", None, 0.0)
 
 
+async def test_a_secret_that_one_server_cannot_take_is_not_rotated(
+    spread: Serving, redis: Redis, other: Redis, other_server: OtherServer
+):
+    """Else the secret that the owner knows would be the one before the previous, which signs no longer."""
+    headers = bearer(ALICE)
+    async with spread(api_keys=KEYS) as http:
+        first = (await http.post("/v1/webhooks/secret", headers=headers)).json()["secret"]
+        other_server.kill()
+        try:
+            assert (await http.post("/v1/webhooks/secret", headers=headers)).status_code == 503
+        finally:
+            other_server.start()
+        second = (await http.post("/v1/webhooks/secret", headers=headers)).json()["secret"]
+        assert [OwnerSecrets(server, SECRET).get("alice")[:2] for server in (redis, other)] == [[second, first]] * 2
+
+
+async def test_a_server_that_missed_a_rotation_gets_it(spread: Serving, redis: Redis, other: Redis):
+    async with spread(api_keys=KEYS) as http:
+        await http.post("/v1/webhooks/secret", headers=bearer(ALICE))
+        old = other.get(store.Keys.webhook_secret("alice"))
+        secret = (await http.post("/v1/webhooks/secret", headers=bearer(ALICE))).json()["secret"]
+        other.set(store.Keys.webhook_secret("alice"), old or b"")  # it died before it took the second
+        await http._transport.app.state.scorepool.copies.complete()  # type: ignore[attr-defined]
+        assert OwnerSecrets(other, SECRET).get("alice")[0] == secret
+
+
 async def test_a_webhook_of_a_job_on_the_other_server_is_signed_and_retried_through_outages_and_kill_9(
     spread: Serving, redis_url: str, other: Redis, other_server: OtherServer, urls: str, big: FakeWorker, root: Path
 ):

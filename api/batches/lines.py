@@ -98,8 +98,7 @@ class LineCall(NamedTuple):
             raise wire.Invalid(
                 "background: a line of a batch is always in the background, expected false", "background"
             )
-        if endpoint.previous_job_id(body) is not None:
-            field = "previous_response_id"
+        for field in endpoint.previous_jobs(body).values():
             raise wire.Invalid(f"{field}: not supported in a line of a batch, send the items in `input`", field)
         return cls(endpoint, body, Context(unique_id=unique_id, timeout_s=LINE_TIMEOUT_S, created=batch.created_at))
 

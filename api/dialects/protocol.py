@@ -48,6 +48,13 @@ class JobCount(NamedTuple):
     noun: str = "jobs"
 
 
+class Previous(NamedTuple):
+    """Hold a job that a body continues: what was kept of its own body, and its answer."""
+
+    kept_body: bytes
+    result: wire.Result
+
+
 class ReplyTooLarge(Exception):
     """Report that the reply that the body asks for would be larger than the server sends."""
 
@@ -158,12 +165,15 @@ class Endpoint(ABC, Generic[Body]):
         """Return what is kept with the body's one job, so that its answer can be asked for again; empty for nothing."""
         return b""
 
-    def previous_job_id(self, body: Body) -> str | None:
-        """Return the id of the job whose answer the body continues, if any."""
-        return None
+    def previous_jobs(self, body: Body) -> Mapping[str, str]:
+        """Return the ids of the jobs whose answers the body continues or shows, with its fields that name them.
 
-    def continued(self, body: Body, previous: bytes, result: wire.Result) -> Body:
-        """Return the body with what it continues, given what was kept and its answer. Raise wire.Invalid."""
+        Raise wire.Invalid.
+        """
+        return {}
+
+    def continued(self, body: Body, previous: Mapping[str, Previous]) -> Body:
+        """Return the body with what it continues, given the jobs that it named. Raise wire.Invalid."""
         raise NotImplementedError
 
     def is_in_background(self, body: Body) -> bool:

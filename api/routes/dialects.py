@@ -33,7 +33,16 @@ from scorepool.api.dependencies import (
     known_query,
 )
 from scorepool.api.dialects.deltas import Diverged
-from scorepool.api.dialects.protocol import Chat, Context, Dialect, Endpoint, EventWriter, ReplyTooLarge, StreamEvent
+from scorepool.api.dialects.protocol import (
+    Chat,
+    Context,
+    Dialect,
+    Endpoint,
+    EventWriter,
+    Previous,
+    ReplyTooLarge,
+    StreamEvent,
+)
 from scorepool.api.event_cursor import EventCursor
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import received_body, while_connected
@@ -122,10 +131,18 @@ async def _read(endpoint: AnyEndpoint, request: Request, owner: str, max_bytes: 
 
 async def _continued(endpoint: AnyEndpoint, body: Any, owner: str, jobs: Jobs, held: HeldResults) -> Any:
     """Return the body with what it continues, if anything. Raises BadRequest, TooManyResults."""
-    job_id = endpoint.previous_job_id(body)
-    if job_id is None:
-        return body
-    field = "previous_response_id"
+    try:
+        fields = endpoint.previous_jobs(body)
+        if not fields:
+            return body
+        previous = {job_id: await _previous(job_id, field, owner, jobs, held) for job_id, field in fields.items()}
+        return await held.run(lambda: endpoint.continued(body, previous))
+    except wire.Invalid as error:
+        raise BadRequest(error.message, error.field) from None
+
+
+async def _previous(job_id: str, field: str, owner: str, jobs: Jobs, held: HeldResults) -> Previous:
+    """Read a job that the field of a body names. Raises BadRequest, TooManyResults."""
     absent = BadRequest(f"{field}: no such response; they are kept for a limited time after their end", field)
     absent.code = "previous_response_not_found"
     try:
@@ -135,13 +152,9 @@ async def _continued(endpoint: AnyEndpoint, body: Any, owner: str, jobs: Jobs, h
     kept = await jobs.read_kept_body(job_id)
     if kept is None:
         raise absent
-    result = job.result
-    if result is None:
+    if job.result is None:
         raise BadRequest(f"{field}: that response has no answer, it is {job.status}", field)
-    try:
-        return await held.run(lambda: endpoint.continued(body, kept, result))
-    except wire.Invalid as error:
-        raise BadRequest(error.message, error.field) from None
+    return Previous(kept, job.result)
 
 
 async def _run(

@@ -3,13 +3,21 @@
 To add one that batches may use too, list it in LINE_ENDPOINTS of batch.py.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from msgspec.structs import replace
 
 from scorepool import wire
-from scorepool.api.dialects.openai import chat, completions, embeddings, foreign_fields, responses, responses_kept
+from scorepool.api.dialects.openai import (
+    chat,
+    completions,
+    continued_responses,
+    embeddings,
+    foreign_fields,
+    responses,
+    responses_kept,
+)
 from scorepool.api.dialects.openai.chat import ChatRequest
 from scorepool.api.dialects.openai.chat_reply import ChatChunk, ChatChunkWriter, ChatCompletion, to_chat_completion
 from scorepool.api.dialects.openai.completion_reply import (
@@ -31,7 +39,7 @@ from scorepool.api.dialects.openai.tokens import (
     to_detokenize_reply,
     to_tokenize_reply,
 )
-from scorepool.api.dialects.protocol import Context, Endpoint, JobCount
+from scorepool.api.dialects.protocol import Context, Endpoint, JobCount, Previous
 from scorepool.api.dialects.top_cap import clamp_fields
 
 
@@ -134,12 +142,11 @@ class ResponsesEndpoint(Endpoint[ResponseRequest]):
     def kept_body(self, body: ResponseRequest) -> bytes:
         return responses_kept.kept_body(body)
 
-    def previous_job_id(self, body: ResponseRequest) -> str | None:
-        previous = body.previous_response_id
-        return None if previous is None else responses_kept.job_id_of(previous)
+    def previous_jobs(self, body: ResponseRequest) -> Mapping[str, str]:
+        return continued_responses.previous_jobs(body)
 
-    def continued(self, body: ResponseRequest, previous: bytes, result: wire.Result) -> ResponseRequest:
-        return responses_kept.continued(body, previous, result)
+    def continued(self, body: ResponseRequest, previous: Mapping[str, Previous]) -> ResponseRequest:
+        return continued_responses.continued(body, previous)
 
     def is_in_background(self, body: ResponseRequest) -> bool:
         return bool(body.background)

@@ -71,7 +71,7 @@ def items_of(body: ResponseRequest) -> list[InputItem]:
 
 def to_item_list(body: ResponseRequest, job_id: str, after: str | None, limit: int, order: Order) -> ItemList:
     """List the items behind that with the id `after`. Raise wire.Invalid if there is none."""
-    numbered = [(_item_id(item, job_id, number), item) for number, item in enumerate(items_of(body))]
+    numbered = numbered_items(body, job_id)
     if order == "desc":
         numbered.reverse()
     if after is not None:
@@ -88,6 +88,11 @@ def to_item_list(body: ResponseRequest, job_id: str, after: str | None, limit: i
         last_id=data[-1].id if data else None,
         has_more=len(numbered) > limit,
     )
+
+
+def numbered_items(body: ResponseRequest, job_id: str) -> list[tuple[str, InputItem]]:
+    """Return the items of a body with their ids."""
+    return [(_item_id(item, job_id, number), item) for number, item in enumerate(items_of(body))]
 
 
 def _item_id(item: InputItem, job_id: str, number: int) -> str:

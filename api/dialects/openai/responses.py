@@ -84,7 +84,8 @@ class InputItem(Struct, frozen=True, kw_only=True):
     Unknown fields are ignored: clients send back the items of earlier answers as they came.
     """
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] = "message"
+    id: Annotated[str | None, Meta(description="Of a reference: the item of a kept response.")] = None
     role: Annotated[
         Literal["system", "developer", "user", "assistant"] | None, Meta(description="The author of a message.")
     ] = None
@@ -103,6 +104,7 @@ class InputItem(Struct, frozen=True, kw_only=True):
             "function_call": ("call_id", "name", "arguments"),
             "function_call_output": ("call_id", "output"),
             "reasoning": (),
+            "item_reference": ("id",),
         }
         for name in needed[self.type]:
             if getattr(self, name) is None:

@@ -11,9 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from scorepool import wire
-from scorepool.api.dialects.openai.response_items import items_of
 from scorepool.api.dialects.openai.response_object import ResponseError, ResponseObject
-from scorepool.api.dialects.openai.responses import MAX_ITEMS, InputItem, ResponseRequest
+from scorepool.api.dialects.openai.responses import ResponseRequest
 from scorepool.api.dialects.openai.responses_reply import ResponseWriter, to_response
 from scorepool.api.dialects.protocol import StreamEvent
 
@@ -43,21 +42,6 @@ def job_id_of(response_id: str) -> str:
 def kept_body(body: ResponseRequest) -> bytes:
     """Return what is kept of a body; empty if its client asks for nothing to be kept."""
     return b"" if body.store is False else wire.encode(body)
-
-
-def continued(body: ResponseRequest, previous: bytes, result: wire.Result) -> ResponseRequest:
-    """Return the body with the items of the conversation before it. Raise wire.Invalid."""
-    before = wire.parse(previous, ResponseRequest, "msgpack")
-    answer = to_response(before, result, "", 0)
-    answered = wire.parse(wire.encode_json(answer.output), list[InputItem])
-    items = [*items_of(before), *answered, *items_of(body)]
-    if len(items) > MAX_ITEMS:
-        sentence = f"the conversation has {len(items)} items; expected at most {MAX_ITEMS}"
-        raise wire.Invalid(f"previous_response_id: {sentence}", "previous_response_id")
-    try:
-        return replace(body, input=items)
-    except ValueError as error:  # too many calls together
-        raise wire.Invalid(f"previous_response_id: {error}", "previous_response_id") from None
 
 
 def to_kept_response(body: ResponseRequest, job: wire.Job) -> ResponseObject:

@@ -23,6 +23,7 @@ from tests.api.fake_worker import COMPLETED, FakeWorker
 
 BODY = {"model": "demo", "input": "a"}
 PATH = "/v1/responses"
+REFERENCE = {"type": "item_reference"}
 
 
 @pytest.fixture
@@ -82,6 +83,35 @@ def test_a_continued_response_is_that_of_the_whole_conversation(scripted_sdk: Op
     scripted_sdk.responses.delete(first.id)  # what continues it has it all
     again = respond(scripted_sdk, **options, input="Sure?", previous_response_id=second.id)
     assert again.usage.input_tokens == third.usage.input_tokens  # type: ignore[union-attr]
+
+
+def test_items_of_kept_responses_may_be_named_by_their_ids(scripted_sdk: OpenAI):
+    options: Any = {"model": "m", "max_output_tokens": None, "tools": [LOOK]}  # as the AI SDK's openai() sends them
+    first = respond(scripted_sdk, **options, input="Is it in Zürich?")
+    output = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "Yes."}  # type: ignore[union-attr]
+    question = scripted_sdk.responses.input_items.list(first.id).data[0]
+
+    def asked(items: list[Any]) -> Any:
+        return respond(scripted_sdk, **options, input=[*items, output])
+
+    named = asked([{"type": "item_reference", "id": item.id} for item in [question, *first.output]])
+    sent = asked([{"role": "user", "content": "Is it in Zürich?"}, *first.output])
+
+    assert len(first.output) == 3
+    assert named.usage.input_tokens == sent.usage.input_tokens
+    assert [item.type for item in scripted_sdk.responses.input_items.list(named.id, order="asc")] == [
+        item.type for item in scripted_sdk.responses.input_items.list(sent.id, order="asc")
+    ]
+    again = respond(scripted_sdk, **options, input="Sure?", previous_response_id=named.id)
+    assert again.usage.input_tokens == (  # type: ignore[union-attr]
+        respond(scripted_sdk, **options, input="Sure?", previous_response_id=sent.id).usage.input_tokens  # type: ignore[union-attr]
+    )
+    for wrong in (f"msg_{first.id[5:]}_9", f"msg_{'0' * 32}_0", "x", f"resp_{first.id[5:]}"):
+        with pytest.raises(openai.BadRequestError, match=r"input\[0\]\.id: no such") as absent:
+            asked([{"type": "item_reference", "id": wrong}])
+        assert absent.value.param == "input[0].id"
+    with pytest.raises(openai.BadRequestError, match="of at most 256 responses, found 257"):
+        asked([{"type": "item_reference", "id": f"msg_{number:032x}_0"} for number in range(257)])
 
 
 def test_a_response_in_the_background_is_polled(sdk: OpenAI):
@@ -218,6 +248,12 @@ async def test_another_owners_response_is_one_that_never_was(serving: Serving, w
             for each in (id_, absent, "x", "")
         }
         assert len(texts) == 1
+        texts = {
+            (await http.post(PATH, json=BODY | {"input": [REFERENCE | {"id": each}]}, headers=bearer(BOB))).text
+            for each in (f"msg_{id_[5:]}_0", f"msg_{absent[5:]}_0", "x")
+        }
+        assert len(texts) == 1
+        assert "no such response" in texts.pop()
         assert (await http.get(f"{PATH}/{id_}", headers=bearer(ALICE))).json()["status"] == "completed"
 
 
@@ -259,7 +295,11 @@ async def test_a_refused_response_leaves_nothing(serving: Serving, worker: FakeW
 @pytest.mark.anyio
 async def test_lines_of_batches_continue_nothing(serving: Serving, worker: FakeWorker):
     async with serving() as http:
-        bodies = [BODY | {"previous_response_id": "resp_1"}, BODY | {"background": True}]
+        bodies = [
+            BODY | {"previous_response_id": "resp_1"},
+            BODY | {"background": True},
+            BODY | {"input": [REFERENCE | {"id": "x"}]},
+        ]
         lines = [{"custom_id": str(i), "method": "POST", "url": PATH, "body": b} for i, b in enumerate(bodies)]
         text = "\n".join(map(json.dumps, lines)).encode()
         file = (await http.post("/v1/files", files={"file": ("a", text)}, data={"purpose": "batch"})).json()["id"]
@@ -268,5 +308,6 @@ async def test_lines_of_batches_continue_nothing(serving: Serving, worker: FakeW
         while (batch := (await http.get(f"/v1/batches/{id_}")).json())["status"] != "completed":
             pass
         errors = (await http.get(f"/v1/files/{batch['error_file_id']}/content")).text
-        assert [json.loads(line)["response"]["status_code"] for line in errors.splitlines()] == [400, 400]
+        assert [json.loads(line)["response"]["status_code"] for line in errors.splitlines()] == [400, 400, 400]
+        assert "input[0].id: not supported in a line of a batch" in errors
         assert "previous_response_id: not supported in a line of a batch" in errors

@@ -292,7 +292,7 @@ def test_items_become_the_job_that_the_same_chat_becomes():
         ({"n": 2}, "", "`n` is not supported here, expected 1"),
         ({"input": []}, "input", "length >= 1"),
         ({"input": [{"role": "user"}]}, "input[0]", "an item of type 'message' needs `content`"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "item_reference"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id", "no such response"),
         (
             {"input": [{"role": "user", "content": [FILE]}]},
             "input[0].content[0].type",

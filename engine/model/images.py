@@ -9,7 +9,7 @@ from typing import Any
 
 from scorepool.engine.errors import LoadError, as_load_error
 from scorepool.engine.images import ImageCodec
-from scorepool.engine.model import checkpoint
+from scorepool.engine.model import checkpoint, tower_attention
 from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.model.config import Config
 from scorepool.engine.model.image_backbone import ImageBackbone
@@ -77,6 +77,7 @@ def _open(text_model: TextModel, max_video_frames: int) -> OpenedImages:
     family = import_module(f"{_FAMILIES}.{config['model_type']}")
     model, folder = text_model.model, text_model.folder
     tower = family.Tower(config, checkpoint.stored_tensors(folder), checkpoint.main_dtype(model))
+    tower_attention.install(tower.module)
     images = family.Images(folder, config, text_model.tokenizer)
     processor = import_module(f"{_VISION}.codec").ImageProcessor(images, max_video_frames)
     encoder = import_module(f"{_VISION}.encoder").ImageEncoder(tower, processor)

@@ -2,6 +2,7 @@
 
 import io
 import os
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,14 @@ def test_a_frame_is_the_one_on_show_at_its_time(kind: str, codec: str):
     assert levels(data, 0.1) == pytest.approx([0], abs=3)
 
 
+def test_a_video_of_a_phone_that_was_held_upright_is_shown_upright():
+    data = bytearray(video_bytes([40], width=64, height=48))
+    at = data.index(b"tkhd") + 44  # its matrix
+    data[at : at + 36] = struct.pack(">9I", 0, 0x10000, 0, 0xFFFF0000, 0, 0, 0, 0, 0x40000000)  # a quarter clockwise
+    [frame] = SampledFrames(VideoFile(bytes(data), 2.0), 4)
+    assert frame.size == (48, 64)
+
+
 def test_frames_that_last_are_sampled_again():
     data = video_bytes([40, 120, 200], times=[0, 1.0, 1.1])
     assert levels(data, 4.0)[:5] == pytest.approx([40, 40, 40, 40, 120], abs=3)
@@ -59,6 +68,8 @@ def test_a_file_is_shown_as_its_frames_are(tmp_path: Path):
         pixels = [codec.process(each.digest, each.data).arrays["pixels"] for each in (of_file, of_frames)]
         with pytest.raises(InvalidRequest, match=r"has 8 frames at 4 a second; .* 4 \(SCOREPOOL_MAX_VIDEO_FRAMES\)"):
             codec.tokens_of(VideoFile(data, 4.0))
+        with pytest.raises(InvalidRequest, match="a video cannot be resized as the model's processor does"):
+            codec.tokens_of(VideoFile(video_bytes([1], width=4096, height=16), 2.0))
     finally:
         engine.close()
     assert np.array_equal(*pixels)

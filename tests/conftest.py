@@ -1,5 +1,6 @@
 """Provide a real Redis to tests that ask for `redis`: one server per session, flushed before each test."""
 
+import gc
 import os
 import re
 import signal
@@ -51,6 +52,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if is_soak(config) and getattr(getattr(item, "function", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.soak)
+
+
+def pytest_collection_finish() -> None:
+    """Keep all modules of all tests out of collections of garbage, which take a second of CPU time with them."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _frozen_modules() -> Iterator[None]:
+    """Leave the modules frozen when a model is dropped. The engine would look at them too: see test_garbage.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scorepool.engine.model.garbage.collect", gc.collect)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

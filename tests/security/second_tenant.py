@@ -51,4 +51,3 @@ async def second_tenant(http: httpx.AsyncClient) -> AsyncIterator[Progress]:
             assert not task.done(), task.exception()
     finally:
         await tasks.cancel_and_wait(watching)
-        gc.unfreeze()

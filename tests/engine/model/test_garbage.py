@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scorepool.engine.model import garbage
+from scorepool.engine.model.garbage import collect  # tests/conftest.py replaces it in the module
 
 
 class Part:
@@ -16,8 +16,9 @@ class Part:
 
 @pytest.fixture(autouse=True)
 def _thawed() -> Iterator[None]:
-    yield
     gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
@@ -27,6 +28,6 @@ def test_parts_that_refer_to_each_other_are_freed_and_the_rest_stays_as_it_was(i
     if is_frozen:
         gc.freeze()
     del part
-    garbage.collect()
+    collect()
     assert seen() is None
     assert (gc.get_freeze_count() > 0) is is_frozen

@@ -85,7 +85,7 @@ class InputItem(Struct, frozen=True, kw_only=True):
     """
 
     type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] = "message"
-    id: Annotated[str | None, Meta(description="Of a reference: the item of a kept response.")] = None
+    id: Annotated[str | None, Meta(description="The item of a kept response that a reference stands for.")] = None
     role: Annotated[
         Literal["system", "developer", "user", "assistant"] | None, Meta(description="The author of a message.")
     ] = None

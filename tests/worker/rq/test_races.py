@@ -69,7 +69,7 @@ def test_a_death_counts_however_long_the_next_worker_loads_its_model(redis: Redi
     until(lambda: in_flight(redis) == 1)
     kill(workers)
 
-    workers.start(worker="SlowStartWorker")
+    workers.start(worker="SlowStartWorker", SCOREPOOL_LEASE_S="3")  # loads for longer
     until(lambda: "took 1 jobs back" in workers.log)
 
     assert redis.hget(f"rq:job:{job_id}", JobField.MAX_CONCURRENCY) == b"1"

@@ -39,7 +39,7 @@ class Shared:
             [one] = parts
             snapshots = QueueSnapshots(one.redis, one.models)
             return cls(one.models, one.jobs, one.queue, one.deliveries, snapshots, partial(decode.now_s, one.redis))
-        models = SpreadModels(servers, [part.models for part in parts])
+        models = SpreadModels(servers, [part.models for part in parts], reach)
         return cls(
             models=models,
             jobs=SpreadJobs(servers, [part.jobs for part in parts], reach),

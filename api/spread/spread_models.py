@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from scorepool import wire
 from scorepool.api.http import tasks
 from scorepool.api.repositories.models import Models
+from scorepool.api.repositories.reach import Reach
 from scorepool.api.repositories.shared_read import SharedRead
 from scorepool.store import ServerMap
 from scorepool.store.clock import clock_s
@@ -23,9 +25,10 @@ PROBE_S = 0.05  # the same, for a server that did not answer the last time
 class SpreadModels(Models):
     """The models of all servers. Those of a server that does not answer are unknown, not absent."""
 
-    def __init__(self, servers: ServerMap, parts: Sequence[Models]) -> None:
+    def __init__(self, servers: ServerMap, parts: Sequence[Models], reach: Reach) -> None:
         self._servers = servers
         self._parts = parts
+        self._reach = reach
         self._live: list[wire.ServedModel] = []
         self._recent: list[wire.ServedModel] = []
         self._read_at = float("-inf")
@@ -63,6 +66,8 @@ class SpreadModels(Models):
         is_late = index in self.errors or self._probes[index] is before
         patience_s = PROBE_S if is_late else LATE_S if self._parts[index].was_read else None
         await self._wait_for(index, patience_s)
+        if index in self._probes and self._reach.is_silent(index):
+            self._fail(index, RedisTimeoutError("it has not answered for seconds"))
 
     async def _wait_for(self, index: int, patience_s: float | None) -> None:
         """Take what a read of a server finds, if it ends soon enough."""
@@ -78,13 +83,17 @@ class SpreadModels(Models):
         try:
             live = self._probes.pop(index).result()
         except (RedisError, OSError) as error:
-            self.errors[index] = error if isinstance(error, RedisError) else RedisConnectionError(str(error))
-            outage.failed("the Redis of %s does not answer: %s", setting, error)
-            self.live_on[index] = []
+            self._fail(index, error)
             return
         self.errors.pop(index, None)
         outage.ended(f"the Redis of {setting} answers again")
         self.live_on[index] = self._own(index, live)
+
+    def _fail(self, index: int, error: RedisError | OSError) -> None:
+        """Serve no models of a server that does not answer."""
+        self.errors[index] = error if isinstance(error, RedisError) else RedisConnectionError(str(error))
+        self._outages[index].failed("the Redis of %s does not answer: %s", self._servers.servers[index].setting, error)
+        self.live_on[index] = []
 
     async def _wait_for_late(self, indices: Iterable[int]) -> None:
         """Wait for reads of servers that are under way, until they find something or fail. Raises RedisError."""

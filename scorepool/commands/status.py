@@ -28,10 +28,17 @@ class Status(Struct, frozen=True, kw_only=True):
     """Show an API at one moment."""
 
     url: str
-    redis: Literal["up", "down"]
+    redis: Literal["up", "partly", "down"]  # partly: some of several servers do not answer
     workers: list[wire.ServedModel]
     queues: list[QueueStatus]
     ended: dict[str, int]  # jobs since Redis was set up, by `result` or the failure's code
+
+    @property
+    def headline(self) -> str:
+        """Return the problem, or what else there is to say of all."""
+        if self.problem is None and self.redis == "partly":
+            return "ready, but some of its Redis servers do not answer: `GET /readyz` says what cannot be used"
+        return self.problem or "ready"
 
     @property
     def problem(self) -> str | None:
@@ -53,8 +60,8 @@ def read_status(client: Client) -> Status:
     oldest_s = {labels["queue"]: value for labels, value in samples.get("scorepool_queue_oldest_seconds", [])}
     return Status(
         url=client.url,
-        redis="up" if is_up else "down",
-        workers=sorted(client.models(), key=lambda worker: (worker.id, worker.worker)) if is_up else [],
+        redis="up" if is_up else "partly" if jobs else "down",
+        workers=sorted(client.models(), key=lambda worker: (worker.id, worker.worker)) if is_up or jobs else [],
         queues=[
             QueueStatus(queue=queue, queued=of["queued"], started=of["started"], oldest_s=oldest_s.get(queue, 0.0))
             for queue, of in sorted(jobs.items())
@@ -89,7 +96,7 @@ def status(url: str, api_key: str | None, *, as_json: bool) -> int:
 
 
 def _describe(shown: Status) -> list[str]:
-    lines = [f"{shown.url}: {shown.problem or 'ready'}", ""]
+    lines = [f"{shown.url}: {shown.headline}", ""]
     rows = [("QUEUE", "QUEUED", "RUNNING", "OLDEST WAITS")]
     rows += [
         (one.queue, str(one.queued), str(one.started), duration(one.oldest_s) if one.queued else "-")

@@ -73,7 +73,7 @@ def screen(
     """Lay the status out. `previous` was read `seconds` before; it gives the rate at which jobs end."""
     head = Text(f"{shown.url}  ", style="bold")
     problem = problem or shown.problem
-    head.append(problem or "ready", style="red" if problem else "green")
+    head.append(problem or shown.headline, style="red" if problem else "green")
     return Group(head, _totals(shown, previous, seconds), "", _queues(shown), "", _workers(shown, width))
 
 

@@ -114,7 +114,8 @@ def check_redis(settings: store.Settings, environ: Mapping[str, str]) -> str:
             check_redis_url(other.url, setting, must_answer=True)
         return "a Sentinel URL, of which only the form was checked" if _is_sentinel(url) else _redis_version(url)
     except store.SettingsError as error:
-        remedy = f"start it, or correct {setting}, or unset it to use the embedded Redis"
+        is_home = "[" not in setting  # not an entry of SCOREPOOL_REDIS_URLS
+        remedy = f"start it, or correct {setting}" + (", or unset it to use the embedded Redis" if is_home else "")
         raise Trouble(f"{str(error).rstrip('.')}: {remedy}") from None
     except RedisServerError as error:
         raise Trouble(f"the embedded one does not start: {error}; or set SCOREPOOL_REDIS_URL to another") from None

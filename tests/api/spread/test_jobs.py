@@ -163,6 +163,21 @@ async def test_synchronous_requests_and_kept_responses_of_both_servers(
             assert (read["status"], read["id"]) == ("completed", response["id"])
 
 
+async def test_a_response_continues_one_of_the_other_server(spread: Serving, worker: FakeWorker, big: FakeWorker):
+    async with spread() as http:
+        said = []
+        for fake, previous in ((big, {}), (worker, "big"), (big, "demo")):
+            more = {"previous_response_id": said[-1]} if previous else {}
+            body = {"model": fake.model, "input": "a", "background": True, **more}
+            reply = await http.post("/v1/responses", json=body)
+            assert reply.status_code == 200, reply.text
+            said.append(reply.json()["id"])
+            fake.end(fake.waiting().pop(), COMPLETED)
+        request = big.redis.get(store.Keys.request(said[-1].removeprefix("resp_")))
+    assert request is not None
+    assert request.count(b"assistant") == 2  # the answers of both servers
+
+
 async def test_quotas_and_depths_are_those_of_each_server(spread: Serving, worker: FakeWorker, big: FakeWorker):
     async with spread(api_keys=KEYS, max_jobs_per_key=1) as http:
         alice = bearer("alice-key")

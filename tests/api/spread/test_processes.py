@@ -104,6 +104,6 @@ def test_doctor_checks_all_servers(redis_url: str, other: Redis, urls: str, tmp_
     assert check_redis(settings, environ)
     absent = Settings(redis_url=redis_url, redis_urls=json.dumps({"big": f"unix://{tmp_path / 'absent'}"}))
     with pytest.raises(
-        Trouble, match=r"^SCOREPOOL_REDIS_URLS\['big'\]: no Redis answers.*correct SCOREPOOL_REDIS_URLS"
+        Trouble, match=r"^SCOREPOOL_REDIS_URLS\['big'\]: no Redis answers.*correct SCOREPOOL_REDIS_URLS\['big'\]$"
     ):
         check_redis(absent, environ)

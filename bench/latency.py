@@ -74,7 +74,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as state,
         serve_scorepool(model, Path(state)) as scorepool,
-        serve_mlx_lm(model, Path(state)) as peer,
+        serve_mlx_lm(model.folder, Path(state)) as peer,
     ):
         for count in arguments.clients:
             print_header(f"{count} streams of at most {arguments.tokens} tokens", arguments.model, "cpu")
@@ -97,10 +97,11 @@ def serve_scorepool(model: models.Model, state: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def serve_mlx_lm(model: models.Model, state: Path) -> Iterator[Server]:
-    """Run mlx_lm.server on a float32 copy of the checkpoint, because it computes in the checkpoint's dtype."""
-    folder, port = state / "float32", free_port()
-    copy_as_float32(model.folder, folder)
+def serve_mlx_lm(folder: Path, state: Path, *, as_float32: bool = True) -> Iterator[Server]:
+    """Run mlx_lm.server. It computes in the checkpoint's dtype, so that float32 takes a copy of the checkpoint."""
+    port = free_port()
+    if as_float32:
+        folder = copy_as_float32(folder, state / "float32")
     command = [sys.executable, "-c", _SERVER, "--model", str(folder), "--port", str(port), "--log-level", "ERROR"]
     with (state / "mlx_lm.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=models.ROOT, stdout=log, stderr=log)
@@ -113,15 +114,20 @@ def serve_mlx_lm(model: models.Model, state: Path) -> Iterator[Server]:
         process.wait()
 
 
-def copy_as_float32(source: Path, folder: Path) -> None:
+def copy_as_float32(source: Path, folder: Path) -> Path:
+    """Copy a checkpoint with its floating-point tensors in float32: packed weights of a quantised one stay."""
     folder.mkdir()
     for file in source.iterdir():
         if file.suffix == ".safetensors":
             weights: dict[str, mx.array] = mx.load(str(file))  # type: ignore[assignment]
-            cast = {name: array.astype(mx.float32) for name, array in weights.items()}
+            cast = {
+                name: array.astype(mx.float32) if mx.issubdtype(array.dtype, mx.floating) else array
+                for name, array in weights.items()
+            }
             mx.save_safetensors(str(folder / file.name), cast, {"format": "mlx"})
         elif file.is_file():
             (folder / file.name).write_bytes(file.read_bytes())
+    return folder
 
 
 def wait_until_ready(url: str, process: "subprocess.Popen[bytes]") -> None:

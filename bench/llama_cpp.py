@@ -1,7 +1,6 @@
 """llama.cpp as a peer, called through llama-cpp-python's functions of its C interface.
 
-It reads GGUF files, so `write_gguf` writes one with the weights of a Qwen3 checkpoint in float32 and no vocabulary:
-all systems work on token ids. Both packages are built from source and are installed only for this:
+It reads GGUF files, which bench/gguf_file.py writes. Both packages are built from source, and installed for this only:
 
     CMAKE_ARGS=-DGGML_NATIVE=ON .venv/bin/pip install llama-cpp-python gguf
 """
@@ -9,54 +8,19 @@ all systems work on token ids. Both packages are built from source and are insta
 import ctypes
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import load_file
-from transformers import AutoConfig
 
+from bench import gguf_file
 from bench.compare import Item, Scores
 
 IS_INSTALLED = all(map(importlib.util.find_spec, ("llama_cpp", "gguf")))
 MAX_ROWS = 64  # that are decoded together
 _CONTEXT = 8192  # tokens of all rows together
-
-
-def write_gguf(folder: Path) -> Path:
-    """Write the weights of a Qwen3 checkpoint beside it, in float32; return the file."""
-    import gguf  # type: ignore[import-not-found] # here: it is installed for this peer only
-
-    path = folder.with_name(f"{folder.name}.f32.gguf")
-    if path.exists():
-        return path
-    config = AutoConfig.from_pretrained(folder)
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    writer = gguf.GGUFWriter(unfinished, "qwen3")
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("none")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers)
-    for file in sorted(folder.glob("*.safetensors")):
-        for name, tensor in load_file(file).items():
-            writer.add_tensor(names.get_name(name, (".weight", ".bias")), tensor.float().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    unfinished.rename(path)
-    return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +36,7 @@ class Span:
 class LlamaCpp:
     """One model and one context of llama.cpp. `rows_at_once` rows are decoded together; keys and values are float32."""
 
-    def __init__(self, folder: Path, rows_at_once: int) -> None:
+    def __init__(self, folder: Path, rows_at_once: int, bits: int = 32) -> None:
         import llama_cpp  # type: ignore[import-not-found] # here: it is installed for this peer only
 
         self._lib = llama_cpp
@@ -81,7 +45,7 @@ class LlamaCpp:
         self._quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._quiet, ctypes.c_void_p(0))
         self._model = llama_cpp.llama_model_load_from_file(
-            str(write_gguf(folder)).encode(), llama_cpp.llama_model_default_params()
+            str(gguf_file.write(folder, bits)).encode(), llama_cpp.llama_model_default_params()
         )
         parameters = llama_cpp.llama_context_default_params()
         parameters.n_ctx, parameters.n_batch, parameters.n_ubatch = _CONTEXT, _CONTEXT, 512
@@ -101,8 +65,10 @@ class LlamaCpp:
             scores += self._score(items[start : start + self._rows_at_once])
         return scores
 
-    def generate(self, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
-        """Return the greedy tokens of all prompts, which are decoded together."""
+    def generate(
+        self, prompts: Sequence[list[int]], max_tokens: int, on_step: Callable[[], None] = lambda: None
+    ) -> list[list[int]]:
+        """Return the greedy tokens of all prompts, which are decoded together. Calls `on_step` after each token."""
         self._clear()
         spans = [Span([row], prompt, 0, [len(prompt) - 1]) for row, prompt in enumerate(prompts)]
         answers: list[list[int]] = [[] for _ in prompts]
@@ -110,6 +76,7 @@ class LlamaCpp:
             tokens = [int(logits.argmax()) for logits in self._decode(spans)]
             for answer, token in zip(answers, tokens, strict=True):
                 answer.append(token)
+            on_step()
             ends = [len(prompt) + step for prompt in prompts]
             spans = [
                 Span([row], [token], end, [end]) for row, (token, end) in enumerate(zip(tokens, ends, strict=True))

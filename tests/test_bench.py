@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 import bench.model_table.__main__ as model_table
+from bench import llama_cpp
 from bench.model_table import shapes, table
-from bench.model_table.measure import Row
+from bench.model_table.measure import Ratios, Row
 
 
 @pytest.fixture(autouse=True)
@@ -92,15 +93,17 @@ def test_a_table_of_models_has_a_row_for_each(
     model_table.main()
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| Mac A | tiny")]
     assert [line.split(" | ")[2] for line in lines] == ["4", "32"]
-    assert [len(re.findall(r"\d\.\d\dx", line)) for line in lines] == [2, 2]
+    ratios = [re.findall(r"\d+\.\d\d, \d+\.\d\d", line) for line in lines]
+    assert [len(found) for found in ratios] == [3 if llama_cpp.IS_INSTALLED else 2] * 2
     assert (tmp_path / "models-mac-a.json").exists()
 
 
 def test_tables_of_several_machines_are_merged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    row = Row("tiny", 10**6, 4, 64, 8, 3, 100.0, 20.0, 0.64, 0.05, 1.5, 3.0, 1.25, 0.98, 1.75)
-    slower = msgspec.structs.replace(row, bits=32, mlx_lm_peak_gib=None, prefill_ratio=None, decode_ratio=None)
+    beside = {"mlx_lm": Ratios(1.25, 0.98, 1.75), "llama.cpp": Ratios(0.5, 0.75)}
+    row = Row("tiny", 10**6, 4, 64, 8, 3, 100.0, 20.0, 0.64, 0.05, 1.5, 3.0, beside)
+    slower = msgspec.structs.replace(row, bits=32, beside={})
     files = [
         table.save(tmp_path, table.Results(machine, "metal (M2)", {"mlx": "0.32.4"}, "command", "2026-11-26", rows))
         for machine, rows in (("Mac A", [row]), ("Mac B", [slower]), ("Mac A", [slower]))
@@ -112,9 +115,9 @@ def test_tables_of_several_machines_are_merged(
 
     page = (tmp_path / "models.md").read_text()
     assert [line for line in page.splitlines() if line.startswith("| Mac")] == [
-        "| Mac A | tiny (0.00 B) | 4 | 100.0 | 1.25x | 20.00 | 0.98x | 0.64 | 0.050 | 1.50 | 1.75 | +3 % |",
-        "| Mac A | tiny (0.00 B) | 32 | 100.0 | – | 20.00 | – | 0.64 | 0.050 | 1.50 | – | +3 % |",
-        "| Mac B | tiny (0.00 B) | 32 | 100.0 | – | 20.00 | – | 0.64 | 0.050 | 1.50 | – | +3 % |",
+        "| Mac A | tiny (0.00 B) | 4 | 100.0 | 20.00 | 0.64 | 0.050 | +3 % | 1.50 | 1.75 | 1.25, 0.98 | – | 0.50, 0.75 |",  # noqa: E501
+        "| Mac A | tiny (0.00 B) | 32 | 100.0 | 20.00 | 0.64 | 0.050 | +3 % | 1.50 | – | – | – | – |",
+        "| Mac B | tiny (0.00 B) | 32 | 100.0 | 20.00 | 0.64 | 0.050 | +3 % | 1.50 | – | – | – | – |",
     ]
     (tmp_path / "models-x.json").write_text("{}")
     with pytest.raises(ValueError, match=r"models-x\.json is no table of models"):

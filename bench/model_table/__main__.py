@@ -1,4 +1,4 @@
-"""Measure models of published shapes beside mlx_lm, and write a table that takes the rows of several machines.
+"""Measure models of published shapes beside mlx_lm, its server and llama.cpp; write a table of several machines.
 
     python -m bench.models [--shapes qwen3-0.6b ...] [--bits 4 32] [--prompt 512] [--tokens 64] [--runs 3]
     python -m bench.models --merge results/models-*.json
@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from bench import llama_cpp
 from bench.compare import parse_arguments
 from bench.model_table import shapes, table
 from bench.model_table.measure import Row, Sizes, measure
@@ -29,8 +30,15 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512, help="tokens (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=64, help="generated ones (default: %(default)s)")
     parser.add_argument("--runs", type=int, default=3, help="measured runs (default: %(default)s)")
-    parser.add_argument("--threads", type=int, help="cores for the BLAS of both systems (default: all)")
-    parser.add_argument("--alone", action="store_true", help="without mlx_lm: a model that fits into memory only once")
+    parser.add_argument("--threads", type=int, help="cores for each system (default: all)")
+    parser.add_argument(
+        "--beside",
+        nargs="*",
+        choices=table.PEERS,
+        default=_installed(),
+        metavar="PEER",
+        help="one at a time; none if the model fits into memory only once (default: %(default)s)",
+    )
     parser.add_argument("--machine", default=_machine(), help="its name in the table (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=_RESULTS, help="folder of the files (default: bench/results)")
     parser.add_argument("--remove", action="store_true", help="delete each checkpoint after its row")
@@ -44,7 +52,7 @@ def main() -> None:
         sizes = Sizes(arguments.prompt, arguments.tokens, arguments.runs)
         for name in arguments.shapes:
             for bits in arguments.bits:
-                row, backend = measure(name, 4 if bits == 4 else None, sizes, beside_mlx_lm=not arguments.alone)
+                row, backend = measure(name, 4 if bits == 4 else None, sizes, arguments.beside)
                 _save(arguments.out, arguments.machine, backend, row)
                 if arguments.remove:
                     shapes.remove(shapes.checkpoint(name, 4 if bits == 4 else None))
@@ -56,11 +64,16 @@ def main() -> None:
 
 def _save(folder: Path, machine: str, backend: str, row: Row) -> None:
     """Add a row to the machine's file, so that what was measured stays if a later model fails."""
-    versions = {name: version(name) for name in ("mlx", "mlx-lm")}
+    names = ("mlx", "mlx-lm", *(["llama-cpp-python"] if "llama.cpp" in row.beside else []))
+    versions = {name: version(name) for name in names}
     command = " ".join(["python -m bench.models", *sys.argv[1:]])
     date = datetime.now(UTC).date().isoformat()
     results = table.Results(machine, backend, versions, command, date, [row])
     print(f"{row.shape} {row.bits} bits -> {table.save(folder, results)}", file=sys.stderr, flush=True)
+
+
+def _installed() -> list[str]:
+    return [peer for peer in table.PEERS if peer != "llama.cpp" or llama_cpp.IS_INSTALLED]
 
 
 def _machine() -> str:

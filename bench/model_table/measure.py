@@ -1,14 +1,13 @@
-"""Measure one model with both systems in turns, each in a process of its own: a row of the table."""
+"""Measure one model with scorepool and each peer in turns, each in a process of its own: a row of the table."""
 
 import json
 import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 
 from msgspec import Struct
@@ -18,7 +17,16 @@ from bench.model_table import shapes
 from bench.model_table.system import Timed, Work
 
 TOP = 20
+_WARM_UP_TOKENS = 2  # generated ones
 Generate = Callable[[Work], Timed]
+
+
+class Ratios(Struct, frozen=True):
+    """A peer beside scorepool, of runs that took turns: above 1 scorepool is faster."""
+
+    prefill: float
+    decode: float
+    peak_gib: float | None = None  # None: it does not count MLX's memory
 
 
 class Row(Struct, frozen=True):
@@ -36,9 +44,7 @@ class Row(Struct, frozen=True):
     first_cached_s: float | None  # None: the prompt is too short to be kept
     peak_gib: float
     top20_cost_pct: float  # of decoding
-    prefill_ratio: float | None  # to mlx_lm's speed, of the same runs; above 1 scorepool is faster
-    decode_ratio: float | None
-    mlx_lm_peak_gib: float | None
+    beside: dict[str, Ratios] = {}  # by the peer's name
     load: float = 0.0  # the machine's load average at the end: times of a crowded machine say little
 
 
@@ -49,32 +55,23 @@ class Sizes:
     runs: int
 
 
-def measure(name: str, bits: int | None, sizes: Sizes, *, beside_mlx_lm: bool) -> tuple[Row, str]:
-    """Return a row, and the backend."""
-    folder = shapes.checkpoint(name, bits)
-    vocab_size = shapes.vocab_size(folder)
-    mine: list[Timed] = []
-    peers: list[Timed] = []
-    cached: list[Timed] = []
-    topped: list[Timed] = []
-    others = started("mlx_lm", folder) if beside_mlx_lm else nullcontext(None)
-    with started("scorepool", folder) as own, others as peer:
-        for number in range(sizes.runs + 1):
-            prompt = draw_tokens(Random(number), sizes.prompt_tokens if number else 8, vocab_size)
-            work = Work(prompt=prompt, max_tokens=sizes.generated_tokens, top_logprobs=0)
-            plain = own(work)
-            other = peer(work) if peer else None
-            with_top = own({**work, "top_logprobs": TOP})  # the prompt is seen again, and kept
-            again = own(work)
-            if number:  # the first run warms up
-                mine.append(plain)
-                peers += [other] if other else []
-                topped.append(with_top)
-                cached.append(again)
-    decode, with_top_speed = ([speed(each) for each in timings] for timings in (mine, topped))
-    top20_ratio = statistics.median(one / other for one, other in zip(decode, with_top_speed, strict=True))
+def measure(name: str, bits: int | None, sizes: Sizes, peers: Iterable[str]) -> tuple[Row, str]:
+    """Return a row, and the backend. One peer is in memory at a time."""
+    prompts = _prompts(shapes.vocab_size(shapes.checkpoint(name, bits)), sizes.prompt_tokens)
+    beside: dict[str, Ratios] = {}
+    with started("scorepool", name, bits) as own:
+        _warm_up(own)
+        mine = []
+        for peer in peers:
+            with started(peer, name, bits) as other:
+                _warm_up(other)
+                turns = [(own(work), other(work)) for work in _works(prompts, sizes)]
+            mine += [one for one, _ in turns]
+            beside[peer] = _ratios(turns)
+        alone = [_alone(own, work) for work in _works(prompts, sizes)]
+    mine += [plain for plain, _, _ in alone]
     firsts = [each["first_s"] for each in mine]
-    return Row(
+    row = Row(
         shape=name,
         parameters=shapes.num_parameters(name),
         bits=bits or (32 if mine[0]["backend"].startswith("cpu") else 16),
@@ -82,20 +79,52 @@ def measure(name: str, bits: int | None, sizes: Sizes, *, beside_mlx_lm: bool) -
         generated_tokens=sizes.generated_tokens,
         runs=sizes.runs,
         prefill_speed=sizes.prompt_tokens / statistics.median(firsts),
-        decode_speed=statistics.median(decode),
+        decode_speed=statistics.median(map(speed, mine)),
         first_cold_s=statistics.median(firsts),
         first_cached_s=(
-            statistics.median(each["first_s"] for each in cached)
-            if all(each["cached_tokens"] for each in cached)
+            statistics.median(cached["first_s"] for _, _, cached in alone)
+            if all(cached["cached_tokens"] for _, _, cached in alone)
             else None
         ),
-        peak_gib=mine[-1]["peak_bytes"] / 2**30,
-        top20_cost_pct=100 * (top20_ratio - 1),
-        prefill_ratio=ratio([each["first_s"] for each in peers], firsts) if peers else None,
-        decode_ratio=ratio(decode, [speed(each) for each in peers]),
-        mlx_lm_peak_gib=peers[-1]["peak_bytes"] / 2**30 if peers else None,
+        peak_gib=_gib(mine[-1]["peak_bytes"]) or 0.0,
+        top20_cost_pct=100 * (statistics.median(speed(plain) / speed(topped) for plain, topped, _ in alone) - 1),
+        beside=beside,
         load=round(os.getloadavg()[1], 1),
-    ), mine[0]["backend"]
+    )
+    return row, mine[0]["backend"]
+
+
+def _prompts(vocab_size: int, num_tokens: int) -> Iterator[list[int]]:
+    """Yield prompts, each new to all systems."""
+    number = 0
+    while True:
+        yield draw_tokens(Random(number), num_tokens, vocab_size)
+        number += 1
+
+
+def _works(prompts: Iterator[list[int]], sizes: Sizes) -> list[Work]:
+    return [Work(prompt=next(prompts), max_tokens=sizes.generated_tokens, top_logprobs=0) for _ in range(sizes.runs)]
+
+
+def _warm_up(generate: Generate) -> None:
+    generate(Work(prompt=list(range(3, 11)), max_tokens=_WARM_UP_TOKENS, top_logprobs=0))
+
+
+def _alone(own: Generate, work: Work) -> tuple[Timed, Timed, Timed]:
+    """Time a new prompt, then with the 20 most likely tokens, then when it was seen twice."""
+    return own(work), own({**work, "top_logprobs": TOP}), own(work)
+
+
+def _ratios(turns: list[tuple[Timed, Timed]]) -> Ratios:
+    return Ratios(
+        prefill=statistics.median(other["first_s"] / one["first_s"] for one, other in turns),
+        decode=statistics.median(speed(one) / speed(other) for one, other in turns),
+        peak_gib=_gib(turns[-1][1]["peak_bytes"]),
+    )
+
+
+def _gib(num_bytes: int | None) -> float | None:
+    return None if num_bytes is None else num_bytes / 2**30
 
 
 def speed(timing: Timed) -> float:
@@ -103,17 +132,10 @@ def speed(timing: Timed) -> float:
     return (timing["num_tokens"] - 1) / (timing["last_s"] - timing["first_s"])
 
 
-def ratio(values: list[float], references: list[float]) -> float | None:
-    """Return the median of each run's ratio; None without references."""
-    if not references:
-        return None
-    return statistics.median(value / reference for value, reference in zip(values, references, strict=True))
-
-
 @contextmanager
-def started(system: str, folder: Path) -> Iterator[Generate]:
-    """Start a system, and end it afterwards."""
-    command = [sys.executable, "-m", "bench.model_table.system", system, str(folder)]
+def started(system: str, name: str, bits: int | None) -> Iterator[Generate]:
+    """Start a system with a shape's checkpoint, and end it afterwards."""
+    command = [sys.executable, "-m", "bench.model_table.system", system, name, str(bits or "")]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     stdin, stdout = process.stdin, process.stdout
     assert stdin is not None
@@ -124,7 +146,7 @@ def started(system: str, folder: Path) -> Iterator[Generate]:
         stdin.flush()
         line = stdout.readline()
         if not line:
-            raise RuntimeError(f"{system} ended with {process.wait()} on {folder.name}: see its messages above")
+            raise RuntimeError(f"{system} ended with {process.wait()} on {name}: see its messages above")
         timing: Timed = json.loads(line)
         return timing
 

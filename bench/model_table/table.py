@@ -7,19 +7,22 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from bench.model_table.measure import Row
+from bench.model_table.measure import Ratios, Row
 
 MAX_LOAD = 4.0  # beyond it the page says so
+PEERS = ("mlx_lm", "mlx_lm.server", "llama.cpp")
 _COLUMNS = (
-    *("machine", "model", "bits", "prefill tokens/s", "x mlx_lm", "decode tokens/s", "x mlx_lm"),
-    *("first token cold, s", "prompt cached, s", "peak memory, GiB", "mlx_lm's", "top-20's cost"),
+    *("machine", "model", "bits", "prefill tokens/s", "decode tokens/s", "first token cold, s", "prompt cached, s"),
+    *("top-20's cost", "peak memory, GiB", "mlx_lm's", *(f"x {peer}: prefill, decode" for peer in PEERS)),
 )
 _INTRODUCTION = """# Models
 
 One stream on random weights in the shapes of published models: the times are those of the shapes. Medians; `x mlx_lm`
-is the median ratio of runs that took turns in one session, above 1 scorepool is faster. Prompt cached: the first token
-of a prompt that was seen twice before. Top-20's cost: of decoding, with the 20 most likely tokens reported. Memory is
-MLX's, weights included. `python -m bench.models --merge FILES` writes this page from the files of several machines.
+is the median ratio of runs that took turns in one session, of prefill and of decoding, above 1 scorepool is faster.
+Prompt cached: the first token of a prompt that was seen twice before. Top-20's cost: of decoding, with the 20 most
+likely tokens reported. Memory is MLX's, weights included. mlx_lm runs in the process that times it, as scorepool does,
+mlx_lm.server behind HTTP. llama.cpp has the same weights, in 4 bits by its own rule (Q4_0).
+`python -m bench.models --merge FILES` writes this page from the files of several machines.
 
 """
 
@@ -80,22 +83,22 @@ def _conditions(one: Results) -> str:
 
 
 def _line(machine: str, row: Row) -> str:
+    mlx_lm = row.beside.get("mlx_lm")
     cells = (
         machine,
         f"{row.shape} ({row.parameters / 1e9:.2f} B)",
         str(row.bits),
         f"{row.prefill_speed:,.1f}",
-        _ratio(row.prefill_ratio),
         f"{row.decode_speed:,.2f}",
-        _ratio(row.decode_ratio),
         f"{row.first_cold_s:.2f}",
         "–" if row.first_cached_s is None else f"{row.first_cached_s:.3f}",
-        f"{row.peak_gib:.2f}",
-        "–" if row.mlx_lm_peak_gib is None else f"{row.mlx_lm_peak_gib:.2f}",
         f"{row.top20_cost_pct:+.0f} %",
+        f"{row.peak_gib:.2f}",
+        "–" if mlx_lm is None or mlx_lm.peak_gib is None else f"{mlx_lm.peak_gib:.2f}",
+        *(_ratios(row.beside.get(peer)) for peer in PEERS),
     )
     return f"| {' | '.join(cells)} |\n"
 
 
-def _ratio(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{ratio:.2f}x"
+def _ratios(ratios: Ratios | None) -> str:
+    return "–" if ratios is None else f"{ratios.prefill:.2f}, {ratios.decode:.2f}"

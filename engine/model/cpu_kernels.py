@@ -4,7 +4,7 @@ MLX 0.32 has SIMD on ARM only. Elsewhere its exponential takes 15 to 20 ns an el
 attention and the SiLU cost as much as matrix products, and each rotary module computes its angles anew in every layer.
 NumPy's exponential takes 0.5 ns, and works on the memory of MLX's arrays:
 
-    attention   softmax of prompts; the masked part of a causal one is not computed
+    attention   softmax of prompts; keys that no query of a block sees are left out
     swiglu      of prompts
     normalize   of the rows of logits, while the device computes the next step
     rotary      tables of the cosines and sines that the module itself has computed
@@ -32,6 +32,7 @@ from scorepool.engine.model.rope import ConfiguredRoPE
 
 MIN_ELEMENTS = 2**14  # of an array that is worth waiting for
 _BLOCK = 64  # queries whose weights stay in the processor's cache
+_QUERIES = 256  # that are computed together, with the keys that any of them sees
 _CHUNK = 2**17  # elements of SiLU, for the same reason
 _FIRST_POSITIONS = 512  # of a rotary table, which becomes longer as rows do
 _MAX_TABLE_FLOATS = 2**23  # of cosines, and as many of sines
@@ -66,7 +67,7 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     if not _is_worthwhile(gate) or x.dtype != mx.float32 or x.shape != gate.shape:
         product: mx.array = activations.swiglu(gate, x)
         return product
-    negated = -gate
+    negated = mx.contiguous(-gate)  # whose elements lie in order, so that a flat view is one on the same memory
     mx.eval(negated, gate, x)
     result, gates, factors = (_view(array).reshape(-1) for array in (negated, gate, x))
     for start in range(0, result.size, _CHUNK):
@@ -114,17 +115,40 @@ def attention(
     if not is_worthwhile or sinks is not None or hasattr(cache, "bits"):
         return base.scaled_dot_product_attention(queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks)
     grouped = (queries * scale).reshape(rows, groups, heads // groups, length, -1)
-    scores = grouped @ keys[:, :, None].swapaxes(-1, -2)
-    mx.eval(scores)
-    weights = _view(scores)
-    if isinstance(mask, str):
-        _causal_softmax(weights)
-    else:
-        if mask is not None:
-            _apply_mask(weights, mask)
-        for start in range(0, length, _BLOCK):
-            _softmax(weights[..., start : start + _BLOCK, :])
-    return (scores @ values[:, :, None]).reshape(rows, heads, length, -1)
+    keys, values = keys[:, :, None], values[:, :, None]
+    given = None if mask is None or isinstance(mask, str) else _per_group(_view(mask), groups, heads // groups)
+    attended = []
+    for start in range(0, length, _QUERIES):
+        stop = min(start + _QUERIES, length)
+        part = None if given is None else given[..., start:stop, :]
+        seen = slice(num_keys - length + stop) if isinstance(mask, str) else _seen(part)
+        scores = grouped[..., start:stop, :] @ keys[..., seen, :].swapaxes(-1, -2)
+        mx.eval(scores)
+        weights = _view(scores)
+        if isinstance(mask, str):
+            _causal_softmax(weights)
+        else:
+            if part is not None:
+                _apply_mask(weights, part[..., seen])
+            for first in range(0, stop - start, _BLOCK):
+                _softmax(weights[..., first : first + _BLOCK, :])
+        attended.append(scores @ values[..., seen, :])
+    return mx.concatenate(attended, axis=-2).reshape(rows, heads, length, -1)
+
+
+def _per_group(mask: Any, groups: int, heads_of_group: int) -> Any:
+    """Return a mask that broadcasts to [rows, groups, heads of a group, length, keys]."""
+    mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    rows, heads, *rest = mask.shape
+    return mask.reshape(rows, *((groups, heads_of_group) if heads > 1 else (1, 1)), *rest)
+
+
+def _seen(mask: Any) -> slice:
+    """Return the keys from the first to the last one that any query of a mask sees; all without a mask of booleans."""
+    if mask is None or mask.dtype != np.bool_ or mask.shape[-1] == 1:
+        return slice(None)
+    visible = np.flatnonzero(mask.any(axis=tuple(range(mask.ndim - 1))))
+    return slice(visible[0], visible[-1] + 1) if visible.size else slice(None)
 
 
 def _causal_softmax(weights: Floats) -> None:
@@ -140,16 +164,12 @@ def _causal_softmax(weights: Floats) -> None:
         weights[..., start:stop, num_seen:] = 0
 
 
-def _apply_mask(weights: Floats, mask: mx.array) -> None:
-    """Exclude keys from weights [rows, groups, heads of a group, length, keys]."""
-    given = _view(mask)
-    given = given.reshape((1,) * (4 - given.ndim) + given.shape)
-    rows, heads, *rest = given.shape
-    given = given.reshape(rows, *(weights.shape[1:3] if heads > 1 else (1, 1)), *rest)
-    if given.dtype == np.bool_:
-        np.copyto(weights, np.finfo(np.float32).min, where=~given)
+def _apply_mask(weights: Floats, mask: Any) -> None:
+    """Exclude keys from weights [rows, groups, heads of a group, queries, keys]."""
+    if mask.dtype == np.bool_:
+        np.copyto(weights, np.finfo(np.float32).min, where=~mask)
     else:
-        weights += given
+        weights += mask
 
 
 def _softmax(weights: Floats) -> None:

@@ -24,6 +24,7 @@ from scorepool.engine.model import (
     checkpoint,
     classifier,
     cpu_kernels,
+    cpu_products,
     kv_cache,
     memory_budget,
     mtp_weights,
@@ -217,6 +218,7 @@ def load_checked(
         limits = rope.check_or_patch(model, config), windows.check_or_patch(model, config)
         activations.patch(model, config)
         cpu_kernels.install(model, checkpoint.configured_context_length(config))
+        cpu_products.install(model)
     return model, config, min((limit for limit in limits if limit is not None), default=None)
 
 

@@ -1,0 +1,116 @@
+"""Multiply tokens with large weights on CPUs for which MLX has no SIMD.
+
+OpenBLAS copies a matrix into blocks before it multiplies, whatever the other one's size, unless the product is small:
+a token alone takes as long as sixteen. MLX multiplies quantised weights one token at a time, an element at a time.
+
+    1 to 3 tokens      NumPy multiplies the weights with each vector, as fast as they are read; waits for the device
+    to 32 tokens       weights @ tokens.T: the small matrix is the one that is copied. The same bits
+    quantised weights  are dequantised for 6 tokens and more, a part after the other
+
+Which way is taken depends on shapes alone, and exact mode has one shape.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+
+from scorepool.engine.model import cpu_kernels
+
+MIN_WEIGHTS = 2**20  # of a matrix that is worth it
+MAX_VECTORS = 3
+MAX_SWAPPED = 32
+MIN_DEQUANTISED = 6  # tokens
+_PART = 2**22  # weights that are dequantised at a time: 16 MiB
+
+
+def install(model: Any) -> None:
+    """Make the linear layers of a model multiply in these ways, where they are used; embeddings that are heads too."""
+    if not cpu_kernels.are_used():
+        return
+    for module in model.modules():
+        if (kind := _KINDS.get(type(module))) is not None:
+            module.__class__ = kind
+
+
+def multiply(x: mx.array, weight: mx.array) -> mx.array | None:
+    """Return x @ weight.T for x [..., inputs] and weight [outputs, inputs], or None if MLX multiplies as well."""
+    num_tokens = _num_tokens(x)
+    is_float = x.dtype == weight.dtype == mx.float32
+    if not is_float or weight.size < MIN_WEIGHTS or not 0 < num_tokens <= MAX_SWAPPED:
+        return None
+    rows = x.reshape(num_tokens, -1)
+    products = _multiply_vectors(rows, weight) if num_tokens <= MAX_VECTORS else mx.contiguous((weight @ rows.T).T)
+    return products.reshape(*x.shape[:-1], -1)
+
+
+def _multiply_vectors(rows: mx.array, weight: mx.array) -> mx.array:
+    mx.eval(rows, weight)
+    vectors, matrix = np.array(rows, copy=False), np.array(weight, copy=False)
+    products = np.empty((len(vectors), len(matrix)), np.float32)
+    for vector, product in zip(vectors, products, strict=True):
+        np.matmul(matrix, vector, out=product)
+    return mx.array(products)
+
+
+def multiply_quantized(x: mx.array, layer: Any) -> mx.array | None:
+    """Return x @ weight.T for a layer of quantised weights, or None if MLX multiplies as well."""
+    if x.dtype != mx.float32 or _num_tokens(x) < MIN_DEQUANTISED:
+        return None
+    weight, scales, biases = layer["weight"], layer["scales"], layer.get("biases")
+    num_outputs = max(1, _PART // x.shape[-1])
+    parts = []
+    for start in range(0, weight.shape[0], num_outputs):
+        part = slice(start, start + num_outputs)
+        dense = mx.dequantize(
+            weight[part],
+            scales[part],
+            None if biases is None else biases[part],
+            group_size=layer.group_size,
+            bits=layer.bits,
+            mode=layer.mode,
+        )
+        dense = dense.astype(mx.float32)
+        product = multiply(x, dense)
+        parts.append(x @ dense.T if product is None else product)
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
+
+
+def _num_tokens(x: mx.array) -> int:
+    return x.size // x.shape[-1] if x.shape[-1] else 0
+
+
+class _Linear(Linear):
+    def __call__(self, x: mx.array) -> mx.array:
+        product = multiply(x, self["weight"])
+        return super().__call__(x) if product is None else _add_bias(product, self)
+
+
+class _Embedding(Embedding):
+    def as_linear(self, x: mx.array) -> mx.array:
+        product = multiply(x, self["weight"])
+        return super().as_linear(x) if product is None else product  # type: ignore[no-untyped-call]
+
+
+class _QuantizedLinear(QuantizedLinear):
+    def __call__(self, x: mx.array) -> mx.array:
+        product = multiply_quantized(x, self)
+        return super().__call__(x) if product is None else _add_bias(product, self)  # type: ignore[no-untyped-call]
+
+
+class _QuantizedEmbedding(QuantizedEmbedding):
+    def as_linear(self, x: mx.array) -> mx.array:
+        product = multiply_quantized(x, self)
+        return super().as_linear(x) if product is None else product  # type: ignore[no-untyped-call]
+
+
+def _add_bias(product: mx.array, layer: Any) -> mx.array:
+    return product + layer["bias"] if "bias" in layer else product
+
+
+_KINDS = {kind.__bases__[0]: kind for kind in (_Linear, _Embedding, _QuantizedLinear, _QuantizedEmbedding)}
+for _base, _kind in _KINDS.items():
+    _kind.__name__ = _kind.__qualname__ = _base.__name__  # as messages show it

@@ -140,6 +140,18 @@ def _kimi_k2(calls: Calls) -> str:
     return f"<|tool_calls_section_begin|>{written}<|tool_calls_section_end|>"
 
 
+def _kimi_k3(calls: Calls) -> str:
+    written = ""
+    for index, (name, arguments) in enumerate(calls, 1):
+        pairs = ""
+        for key, value in arguments.items():
+            kind, text = ("string", value) if isinstance(value, str) else ("json", to_json(value))
+            escaped = key.replace("&", "&amp;").replace('"', "&quot;")
+            pairs += f'<|open|>argument key="{escaped}" type="{kind}"<|sep|>{text}<|close|>argument<|sep|>'
+        written += f'<|open|>call tool="{name}" index="{index}"<|sep|>{pairs}<|close|>call<|sep|>'
+    return f"<|open|>tools<|sep|>{written}<|close|>tools<|sep|>"
+
+
 def _minimax_m3_value(value: Any) -> str:
     match value:
         case dict():
@@ -336,6 +348,7 @@ WRITERS = {
     "longcat": Writer(calls=lambda calls: _in_one_line(calls, "longcat_"), sample="longcat", cannot_write=_PAIR_END),
     "minimax_m2": Writer(calls=_minimax_m2, sample="minimax_m2", cannot_write=_PARAMETER_END),
     "minicpm5": Writer(calls=_minicpm5, sample="minicpm5", cannot_write=r"</function>|</param>|<function name="),
+    "kimi_k3": Writer(calls=_kimi_k3, sample="kimi_k3", cannot_write=r"<\|(open|close|sep)\|>"),
     "minimax_m3": Writer(calls=_minimax_m3, sample="minimax_m3", cannot_write=re.escape(_M3)),
     "mistral": Writer(
         calls=lambda calls: "".join(f"[TOOL_CALLS]{name}[ARGS]{to_json(given)}" for name, given in calls),

@@ -41,6 +41,7 @@ FORMATS: Mapping[str, CallFormat] = {
     "internlm": json_dialects.INTERNLM,
     "jamba": json_calls.JAMBA,
     "kimi_k2": kimi.K2,
+    "kimi_k3": kimi.K3,
     "lfm2": pythonic.LFM2,
     "llama4_pythonic": pythonic.LLAMA4,
     "pythonic": pythonic.PYTHONIC,

@@ -1,4 +1,4 @@
-"""Kimi K2's calls: functions.name:0, and JSON after a token of its own. No MLX."""
+"""Kimi K2's calls: functions.name:0, and JSON after a token of its own. mlx-lm reads those of Kimi K3. No MLX."""
 
 import json
 import re
@@ -48,4 +48,7 @@ def _tag(start: str, end: str, vocabulary: Vocabulary) -> ToolCallTag | None:
 
 K2 = CallFormat(
     markers=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"), parse=parse, tag=_tag, mlx_lm="kimi_k2"
+)
+K3 = CallFormat(
+    markers=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"), needed_tokens=("<|close|>", "<|sep|>"), mlx_lm="kimi_k3"
 )

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -72,11 +73,19 @@ async def test_no_more_tokens_than_the_limit_are_held(
     serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ):
     """The prompts of a large request begin one after the other, and their stream does not wait for the last."""
+    first_events, has_begun = dialects._first_events, asyncio.Event()
+
+    async def note(*args: Any) -> Any:
+        held = await first_events(*args)
+        has_begun.set()
+        return held
+
     monkeypatch.setattr(dialects, "MAX_HELD_TOKENS", 2)
+    monkeypatch.setattr(dialects, "_first_events", note)
     async with streaming(serving, worker) as (replying, (first, second)):
         worker.stream(first, 0, 5)
         worker.stream(first, 1, 6)
-        await asyncio.sleep(0.2)
+        await asyncio.wait_for(has_begun.wait(), 60)
         worker.end(second, REFUSED, JobStatus.FAILED)
         reply = await replying
 

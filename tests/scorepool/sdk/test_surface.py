@@ -26,6 +26,7 @@ LEFT_OUT = {
     "GET /v1/responses/{id}": "OpenAI's: for OpenAI's SDK",
     "DELETE /v1/responses/{id}": "OpenAI's: for OpenAI's SDK",
     "POST /v1/responses/{id}/cancel": "OpenAI's: for OpenAI's SDK",
+    "GET /v1/responses/{id}/input_items": "OpenAI's: for OpenAI's SDK",
     "POST /v1/embeddings": "OpenAI's: embed() submits a job",
     "POST /tokenize": "vLLM's: tokenize() submits a job",
     "POST /detokenize": "vLLM's: detokenize() submits a job",

@@ -7,6 +7,7 @@ from typing import TypeVar
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from scorepool import store
+from scorepool.api.http import tasks
 from scorepool.api.repositories.event_reader import EventReader
 
 T = TypeVar("T")
@@ -28,11 +29,19 @@ class Reach:
         return not self._servers.is_one and self._readers[index].is_silent
 
     async def ask(self, index: int, answer: Awaitable[T]) -> T:
-        """Return the answer of a server. Raises RedisError, of one of several that does not answer after SILENT_S."""
-        if not self.is_silent(index):
+        """Return the answer of a server. Raises RedisError, of one of several soon after it is known to be silent.
+
+        The server may become so while the answer is waited for.
+        """
+        if self._servers.is_one:
             return await answer
+        task = asyncio.ensure_future(answer)
         try:
-            async with asyncio.timeout(SILENT_S):
-                return await answer
-        except TimeoutError:
-            raise RedisTimeoutError(f"the Redis of {self._servers.servers[index].setting} does not answer") from None
+            while not task.done():
+                await asyncio.wait([task], timeout=SILENT_S)
+                if self.is_silent(index) and not task.done():
+                    raise RedisTimeoutError(f"the Redis of {self._servers.servers[index].setting} does not answer")
+            return task.result()
+        finally:
+            if not task.done():
+                await tasks.cancel_and_wait([task])

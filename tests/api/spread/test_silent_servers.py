@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from redis import Redis
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from scorepool import store
 from scorepool.api.batches.line_jobs import LineJobs
@@ -80,6 +81,17 @@ async def test_a_model_that_a_slow_server_has_got_meanwhile_is_found(
         assert not late.done()
         hanging.go_on()
         assert (await late).status_code == 202
+
+
+async def test_an_answer_is_given_up_when_its_server_is_found_to_be_silent_meanwhile(spread: Serving):
+    async with spread() as http:
+        await readiness(http, is_whole=True)
+        asked = asyncio.create_task(state(http).reach.ask(1, asyncio.Event().wait()))
+        await asyncio.sleep(0)
+        state(http).parts[1].reader.is_silent = True
+        async with asyncio.timeout(SOON_S):
+            with pytest.raises(RedisTimeoutError, match=r"SCOREPOOL_REDIS_URLS\['big'\] does not answer"):
+                await asked
 
 
 async def test_what_may_be_on_a_server_that_hangs_is_soon_said_to_be_unavailable(

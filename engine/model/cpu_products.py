@@ -76,6 +76,8 @@ def multiply_quantized(x: mx.array, layer: Any) -> mx.array | None:
         dense = dense.astype(mx.float32)
         product = multiply(x, dense)
         parts.append(x @ dense.T if product is None else product)
+        if num_outputs < weight.shape[0]:
+            mx.eval(parts[-1])  # otherwise several parts of the weights take their memory at once
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
 
 

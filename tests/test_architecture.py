@@ -68,7 +68,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine.vision": {"engine.errors", "engine.images", "engine.model.surveyed", "engine.text.tokenizer"},
     "engine.model.kv_rollback": {"engine.model.kv_cache"},
     "engine.model.surveyed": {"engine.errors", "engine.versions"},
-    "engine.model.transformers_files": set(),
     # worker
     "worker": set(),
     "worker.version": set(),
@@ -167,7 +166,6 @@ LIBRARIES: dict[str, set[str]] = {
     # msgspec in ranks only, numpy in cpu_kernels.py, cpu_products.py and image_attention.py only
     "engine.model": {"huggingface_hub", "mlx", "mlx_lm", "msgspec", "numpy"},
     "engine.model.surveyed": {"transformers"},
-    "engine.model.transformers_files": {"transformers"},
     "engine.vision": {"PIL", "mlx", "mlx_vlm", "numpy", "transformers"},  # which needs an extra
     "engine.sampling": {"mlx"},
     "engine.text.chat": {"jinja2", "llguidance"},

@@ -105,7 +105,7 @@ def test_tables_of_several_machines_are_merged(
     row = Row("tiny", 10**6, 4, 64, 8, 3, 100.0, 20.0, 0.64, 0.05, 1.5, 3.0, beside)
     slower = msgspec.structs.replace(row, bits=32, beside={})
     files = [
-        table.save(tmp_path, table.Results(machine, "metal (M2)", {"mlx": "0.32.4"}, "command", "2026-11-26", rows))
+        table.save(tmp_path, table.Results(machine, "metal (M2)", {"mlx": "0.32.4"}, "2026-11-26", rows))
         for machine, rows in (("Mac A", [row]), ("Mac B", [slower]), ("Mac A", [slower]))
     ]
     assert [path.name for path in files] == ["models-mac-a.json", "models-mac-b.json", "models-mac-a.json"]

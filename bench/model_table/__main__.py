@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from msgspec import structs
+
 from bench import llama_cpp
 from bench.compare import parse_arguments
 from bench.model_table import shapes, table
@@ -68,7 +70,7 @@ def _save(folder: Path, machine: str, backend: str, row: Row) -> None:
     versions = {name: version(name) for name in names}
     command = " ".join(["python -m bench.models", *sys.argv[1:]])
     date = datetime.now(UTC).date().isoformat()
-    results = table.Results(machine, backend, versions, command, date, [row])
+    results = table.Results(machine, backend, versions, date, [structs.replace(row, command=command)])
     print(f"{row.shape} {row.bits} bits -> {table.save(folder, results)}", file=sys.stderr, flush=True)
 
 

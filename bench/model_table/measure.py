@@ -46,6 +46,7 @@ class Row(Struct, frozen=True):
     top20_cost_pct: float  # of decoding
     beside: dict[str, Ratios] = {}  # by the peer's name
     load: float = 0.0  # the machine's load average at the end: times of a crowded machine say little
+    command: str = ""  # that measured it
 
 
 @dataclass(frozen=True, slots=True)

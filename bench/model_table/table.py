@@ -28,12 +28,11 @@ mlx_lm.server behind HTTP. llama.cpp has the same weights, in 4 bits by its own 
 
 
 class Results(Struct, frozen=True):
-    """What one command measured on one machine."""
+    """What was measured on one machine."""
 
     machine: str
     backend: str
     versions: dict[str, str]
-    command: str
     date: str  # ISO 8601
     rows: list[Row]
 
@@ -79,7 +78,8 @@ def _conditions(one: Results) -> str:
     work = "; ".join(f"{prompt:,} prompt tokens, {made} generated, {runs} runs" for prompt, made, runs in sizes)
     load = max(row.load for row in one.rows)
     crowded = f"load average up to {load:g}: times of a crowded machine; " if load > MAX_LOAD else ""
-    return f"- {one.machine}: {one.backend}; {versions}; {work}; {crowded}{one.date}. `{one.command}`\n"
+    commands = ", ".join(f"`{command}`" for command in dict.fromkeys(row.command for row in one.rows))
+    return f"- {one.machine}: {one.backend}; {versions}; {work}; {crowded}{one.date}. {commands}\n"
 
 
 def _line(machine: str, row: Row) -> str:

@@ -120,7 +120,7 @@ def attention(
     attended = []
     for start in range(0, length, _QUERIES):
         stop = min(start + _QUERIES, length)
-        part = None if given is None else given[..., start:stop, :]
+        part = given if given is None or given.shape[-2] == 1 else given[..., start:stop, :]
         seen = slice(num_keys - length + stop) if isinstance(mask, str) else _seen(part)
         scores = grouped[..., start:stop, :] @ keys[..., seen, :].swapaxes(-1, -2)
         mx.eval(scores)
@@ -129,7 +129,7 @@ def attention(
             _causal_softmax(weights)
         else:
             if part is not None:
-                _apply_mask(weights, part[..., seen])
+                _apply_mask(weights, part if part.shape[-1] == 1 else part[..., seen])
             for first in range(0, stop - start, _BLOCK):
                 _softmax(weights[..., first : first + _BLOCK, :])
         attended.append(scores @ values[..., seen, :])

@@ -16,7 +16,6 @@ from typing import Any
 
 import mlx.core as mx
 
-import scorepool.engine.model.transformers_files  # noqa: F401 - before mlx-lm imports transformers
 from scorepool.engine import certificate
 from scorepool.engine.errors import LoadError, as_load_error
 from scorepool.engine.model import (

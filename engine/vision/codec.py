@@ -80,7 +80,7 @@ class ImageProcessor:
             return processed
 
     def release(self, digest: str) -> None:
-        """Drop an image before others do: its features are computed."""
+        """Let an image be dropped before all others: its features are computed."""
         with self._lock:
             if digest in self._kept:
                 self._kept.move_to_end(digest, last=False)

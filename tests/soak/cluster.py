@@ -7,8 +7,6 @@ With `appendfsync` "everysec" a kill -9 of Redis is also a power cut: what it wr
 
 import os
 import signal
-import subprocess
-import threading
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -25,8 +23,8 @@ from scorepool.local.demo import free_port
 from scorepool.local.redis_server import RedisServer, RedisServerError
 from scorepool.local.stack import CONNECTION_CLASS, api_command, rq, webhook_command
 from tests.fleet.link import Link
+from tests.soak.processes import Processes
 
-RESTART_DELAY_S = 0.2
 LOST_S = 1.0  # seconds of writes that a power cut loses
 APIS = ("api 0", "api 1")
 WORKERS = ("worker 0", "worker 1")
@@ -46,34 +44,36 @@ class Cluster:
         self.ports = [free_port() for _ in APIS]
         self.urls = [f"http://127.0.0.1:{port}" for port in self.ports]
         self.log_path = folder / "processes.log"
-        self._root = root
-        shared = {
+        self._shared = {
             "SCOREPOOL_REDIS_URL": self.redis_server.url,
             "RQ_REDIS_URL": self.redis_server.url,
             "SCOREPOOL_MODEL": f"demo={model}",
             "PYTHONPATH": str(root),
+            **settings,
         }
-        self._environ = {**os.environ, **shared, **settings}
-        queues = store.queue_names("demo")
-        self._commands = {
-            "webhooks": webhook_command(),
-            **{name: api_command() for name in APIS},
-            **{
-                name: [rq(), "worker", "-w", worker, *CONNECTION_CLASS, "--with-scheduler", *queues] for name in WORKERS
-            },
-        }
+        self._worker = [rq(), "worker", "-w", worker, *CONNECTION_CLASS, "--with-scheduler", *store.queue_names("demo")]
         self.links = {name: Link(self.redis_server.url) for name in WORKERS}
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._stopping = threading.Event()
-        self._restarter = threading.Thread(target=self._restart_dead)
+        self._processes = Processes(root, self.log_path, self._watch_redis)
 
     def __enter__(self) -> Self:
         self.redis_server.__enter__()
         for link in self.links.values():
             link.__enter__()
-        for name in self._commands:
-            self._start(name)
-        self._restarter.start()
+        commands = {
+            "webhooks": (webhook_command(), self._shared),
+            **{
+                name: (api_command(), self._shared | {"SCOREPOOL_PORT": str(port)})
+                for name, port in zip(APIS, self.ports, strict=True)
+            },
+            **{
+                name: (
+                    self._worker,
+                    self._shared | dict.fromkeys(("SCOREPOOL_REDIS_URL", "RQ_REDIS_URL"), link.url),
+                )
+                for name, link in self.links.items()
+            },
+        }
+        self._processes.start(commands)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -86,9 +86,10 @@ class Cluster:
         return Redis.from_url(self.redis_server.url)
 
     def pid(self, name: str) -> int:
-        process = self.redis_server.process if name == "redis" else self._processes[name]
-        assert process is not None
-        return process.pid
+        if name != "redis":
+            return self._processes.pid(name)
+        assert self.redis_server.process is not None
+        return self.redis_server.process.pid
 
     def wait_until_ready(self, timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
@@ -99,39 +100,15 @@ class Cluster:
 
     def stop(self) -> None:
         """Stop everything but Redis with SIGTERM."""
-        self._stopping.set()
-        self._restarter.join()
-        for process in self._processes.values():
-            process.send_signal(signal.SIGTERM)
-        for process in self._processes.values():
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        self._processes.stop()
 
-    def _start(self, name: str) -> None:
-        environ = dict(self._environ)
-        if name in APIS:
-            environ["SCOREPOOL_PORT"] = str(self.ports[APIS.index(name)])
-        if name in self.links:
-            environ |= dict.fromkeys(("SCOREPOOL_REDIS_URL", "RQ_REDIS_URL"), self.links[name].url)
-        with self.log_path.open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                self._commands[name], cwd=self._root, env=environ, stdout=log, stderr=subprocess.STDOUT
-            )
-
-    def _restart_dead(self) -> None:
-        while not self._stopping.wait(RESTART_DELAY_S):
-            if self.redis_server.process is not None and self.redis_server.process.poll() is not None:
-                if self.redis_server.process.returncode == -signal.SIGKILL:
-                    self._cut_power()
-                with suppress(RedisServerError):  # it was killed while loading its data
-                    self.redis_server.start()
-            self._record_file_size()
-            for name, process in self._processes.items():
-                if process.poll() is not None:
-                    self._start(name)
+    def _watch_redis(self) -> None:
+        if self.redis_server.process is not None and self.redis_server.process.poll() is not None:
+            if self.redis_server.process.returncode == -signal.SIGKILL:
+                self._cut_power()
+            with suppress(RedisServerError):  # it was killed while loading its data
+                self.redis_server.start()
+        self._record_file_size()
 
     def _record_file_size(self) -> None:
         if self.redis_server.appendfsync == "everysec":

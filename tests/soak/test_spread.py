@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -28,11 +27,11 @@ from scorepool.local.stack import CONNECTION_CLASS, api_command, rq, webhook_com
 from tests.soak.audit import Audit
 from tests.soak.driver import Driver
 from tests.soak.log import Log
+from tests.soak.processes import Processes
 from tests.soak.receiver import receiver
 from tests.soak.test_soak import SECRETS, SETTINGS, wait_until_idle
 
 MODELS = ("demo", "big")  # the first is on home
-RESTART_DELAY_S = 0.2
 PAUSES_S = (0.5, 2.0, 6.0)  # the last is longer than a command may take
 
 
@@ -42,28 +41,26 @@ class SpreadCluster:
     def __init__(self, folder: Path, root: Path, settings: Mapping[str, str]) -> None:
         self.servers = {model: RedisServer(folder / model) for model in MODELS}
         home, other = (server.url for server in self.servers.values())
+        self.log_path = folder / "processes.log"
+        self._processes = Processes(root, self.log_path, self._start_dead_redis)
         shared = {
             "SCOREPOOL_REDIS_URL": home,
             "SCOREPOOL_REDIS_URLS": json.dumps({"big": other}),
             "PYTHONPATH": str(root),
+            **settings,
         }
-        self._root, self.log_path = root, folder / "processes.log"
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._commands: dict[str, tuple[list[str], dict[str, str]]] = {}
         self.urls = []
         for number in range(2):
             port = free_port()
             self.urls.append(f"http://127.0.0.1:{port}")
-            self._commands[f"api {number}"] = (api_command(), {"SCOREPOOL_PORT": str(port)})
+            self._commands[f"api {number}"] = (api_command(), shared | {"SCOREPOOL_PORT": str(port)})
         worker = [rq(), "worker", "-w", "tests.worker.fake.FakeWorker", *CONNECTION_CLASS, "--with-scheduler"]
         for model, server in self.servers.items():
-            environ = {"RQ_REDIS_URL": server.url, "SCOREPOOL_MODEL": f"{model}=fake"}
+            environ = shared | {"RQ_REDIS_URL": server.url, "SCOREPOOL_MODEL": f"{model}=fake"}
             for number in range(2):
                 self._commands[f"{model} {number}"] = ([*worker, *store.queue_names(model)], environ)
             self._commands[f"webhooks of {model}"] = (webhook_command(), environ)
-        self._environ = {**os.environ, **settings, **shared}
-        self._stopping = threading.Event()
-        self._restarter = threading.Thread(target=self._restart_dead)
 
     @property
     def names(self) -> list[str]:
@@ -72,9 +69,7 @@ class SpreadCluster:
     def __enter__(self) -> Self:
         for server in self.servers.values():
             server.__enter__()
-        for name in self._commands:
-            self._start(name)
-        self._restarter.start()
+        self._processes.start(self._commands)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -83,8 +78,9 @@ class SpreadCluster:
             server.stop()
 
     def pid(self, name: str) -> int:
-        is_redis = name.startswith("redis of ")
-        process = self.servers[name.removeprefix("redis of ")].process if is_redis else self._processes[name]
+        if not name.startswith("redis of "):
+            return self._processes.pid(name)
+        process = self.servers[name.removeprefix("redis of ")].process
         assert process is not None
         return process.pid
 
@@ -103,35 +99,13 @@ class SpreadCluster:
 
     def stop(self) -> None:
         """Stop everything but Redis."""
-        if self._stopping.is_set():
-            return
-        self._stopping.set()
-        self._restarter.join()
-        for process in self._processes.values():
-            process.send_signal(signal.SIGTERM)
-        for process in self._processes.values():
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        self._processes.stop()
 
-    def _start(self, name: str) -> None:
-        command, environ = self._commands[name]
-        with self.log_path.open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                command, cwd=self._root, env=self._environ | environ, stdout=log, stderr=subprocess.STDOUT
-            )
-
-    def _restart_dead(self) -> None:
-        while not self._stopping.wait(RESTART_DELAY_S):
-            for server in self.servers.values():
-                if server.process is not None and server.process.poll() is not None:
-                    with suppress(RedisServerError):  # it was killed while loading its data
-                        server.start()
-            for name, process in self._processes.items():
-                if process.poll() is not None:
-                    self._start(name)
+    def _start_dead_redis(self) -> None:
+        for server in self.servers.values():
+            if server.process is not None and server.process.poll() is not None:
+                with suppress(RedisServerError):  # it was killed while loading its data
+                    server.start()
 
 
 def send_signals(cluster: SpreadCluster, log: Log, seed: int, num_signals: int, every_s: float) -> None:

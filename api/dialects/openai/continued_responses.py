@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -34,12 +33,12 @@ def previous_jobs(body: ResponseRequest) -> dict[str, str]:
 def continued(body: ResponseRequest, previous: Mapping[str, Previous]) -> ResponseRequest:
     """Return the body with the items that it continues and refers to. Raise wire.Invalid."""
     conversations = {job_id: _conversation(job_id, each) for job_id, each in previous.items()}
-    known = {item_id: item for each in conversations.values() for item_id, item in each.items}
+    known = {item_id: item for each in conversations.values() for item_id, item in each}
     items = [_resolved(item, index, known) for index, item in enumerate(items_of(body))]
     field = "input"
     if body.previous_response_id is not None:
         field = PREVIOUS
-        items = [item for _, item in conversations[job_id_of(body.previous_response_id)].items] + items
+        items = [item for _, item in conversations[job_id_of(body.previous_response_id)]] + items
     if len(items) > MAX_ITEMS:
         sentence = f"the conversation has {len(items)} items; expected at most {MAX_ITEMS}"
         raise wire.Invalid(f"{field}: {sentence}", field)
@@ -49,17 +48,13 @@ def continued(body: ResponseRequest, previous: Mapping[str, Previous]) -> Respon
         raise wire.Invalid(f"{field}: {error}", field) from None
 
 
-class _Conversation(NamedTuple):
-    items: list[tuple[str, InputItem]]  # with their ids, in order
-
-
-def _conversation(job_id: str, previous: Previous) -> _Conversation:
-    """Return the items of a response: what it was asked and its answer."""
+def _conversation(job_id: str, previous: Previous) -> list[tuple[str, InputItem]]:
+    """Return the items of a response with their ids, in order: what it was asked and its answer."""
     before = wire.parse(previous.kept_body, ResponseRequest, "msgpack")
     answer = to_response(before, previous.result, job_id, 0)
     answered = wire.parse(wire.encode_json(answer.output), list[InputItem])
     ids = [item.id for item in answer.output]
-    return _Conversation([*numbered_items(before, job_id), *zip(ids, answered, strict=True)])
+    return [*numbered_items(before, job_id), *zip(ids, answered, strict=True)]
 
 
 def _resolved(item: InputItem, index: int, known: Mapping[str, InputItem]) -> InputItem:

@@ -28,7 +28,7 @@ def difference(one: mx.array, other: mx.array) -> float:
 
 @pytest.mark.parametrize("length", [2, 64, 100, 150, 290])
 @pytest.mark.parametrize("num_before", [0, 37])
-@pytest.mark.parametrize("mask", ["none", "causal", "bool", "padded", "added", "per_head"])
+@pytest.mark.parametrize("mask", ["none", "causal", "bool", "padded", "added", "per_head", "keys"])
 def test_attention_is_that_of_mlx(length: int, num_before: int, mask: str):
     mx.random.seed(0)
     num_keys = num_before + length
@@ -42,6 +42,7 @@ def test_attention_is_that_of_mlx(length: int, num_before: int, mask: str):
         "padded": create_causal_mask(length, num_before, left_padding=LEFT_PADDING),
         "added": mx.where(causal, mx.random.normal(causal.shape), -mx.inf),
         "per_head": mx.random.normal((1, 4, length, num_keys)),
+        "keys": mx.arange(num_keys) >= LEFT_PADDING[:, None, None, None] // 40,  # the same for all queries
     }
 
     found = cpu_kernels.attention(queries, keys, values, None, 0.2, masks[mask])

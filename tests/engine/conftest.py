@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from scorepool.engine import Engine, EngineSettings
+from scorepool.engine.speculation.cost import StepCost
 from survey import reference
 from survey.families import FAMILIES
 from tests.engine.oracle import Oracle
@@ -63,6 +64,12 @@ def open_engine() -> Iterator[Callable[..., Engine]]:
     yield open_
     for engine in engines:
         engine.close()
+
+
+@pytest.fixture
+def unmeasured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let speculation guess what steps cost, so that what it does follows from the tokens and not from the machine."""
+    monkeypatch.setattr(StepCost, "record", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

@@ -201,6 +201,7 @@ def test_an_adapter_is_replaced_under_its_name(
     assert {each.fingerprint for each in engine.adapters} == {adapter.fingerprint}
 
 
+@pytest.mark.usefixtures("unmeasured_steps")
 def test_proposed_tokens_are_verified_with_the_adapter(
     llama_adapters: tuple[tuple[str, str], ...], tiny_models: TinyModels, open_engine: Callable[..., Engine]
 ):

@@ -191,6 +191,7 @@ def test_exact_mode_has_the_same_bits_with_proposals(
     assert {0, 1, 2, 3} < set(speculator.accepted)
 
 
+@pytest.mark.usefixtures("unmeasured_steps")
 def test_repetition_is_proposed_and_takes_fewer_steps(
     folder_of: Callable[[str], object], open_engine: Callable[..., Engine], oracle_of: Callable[[str], Oracle]
 ):

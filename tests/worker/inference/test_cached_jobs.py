@@ -1,5 +1,6 @@
 """Identical jobs through real worker processes: those that wait for a computation survive the death of its worker."""
 
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.worker.conftest import MODEL, Workers, outcome, submit, until
 
 pytestmark = pytest.mark.timeout(240)
 LONG = wire.Generate(model=MODEL, prompt=[5, 6, 7], temperature=0, max_tokens=400, ignore_eos=True)
-
+WIP = f"rq:wip:{MODEL}"  # the jobs that workers have
 
 Start = Callable[[str], subprocess.Popen[bytes]]
 
@@ -47,11 +48,22 @@ def results(redis: Redis, ids: list[str]) -> list[wire.Result]:
     return found  # type: ignore[return-value]
 
 
+def stop_amid_identical_jobs(redis: Redis, worker: subprocess.Popen[bytes]) -> list[str]:
+    """Return the ids of ten jobs that a worker has and has not ended, and leave it stopped."""
+    for last in range(8, 40):  # on a busy machine a computation may be over before it is looked at
+        ids = [submit(redis, replace(LONG, prompt=[5, 6, last])) for _ in range(10)]
+        until(lambda: redis.zcard(WIP) == 10 or any(outcome(redis, job_id) for job_id in ids))  # noqa: B023
+        worker.send_signal(signal.SIGSTOP)
+        if redis.zcard(WIP) == 10 and not any(outcome(redis, job_id) for job_id in ids):
+            return ids
+        worker.send_signal(signal.SIGCONT)
+        results(redis, ids)
+    raise AssertionError("the worker was never stopped amid its jobs")
+
+
 def test_jobs_that_wait_for_a_killed_worker_are_computed_by_another(redis: Redis, start: Start):
     first = start("first")
-    ids = [submit(redis, LONG) for _ in range(10)]
-    until(lambda: redis.zcard(f"rq:wip:{MODEL}") == 10)
-    assert not any(outcome(redis, job_id) for job_id in ids)
+    ids = stop_amid_identical_jobs(redis, first)
     first.kill()
     first.wait()
     start("second")

@@ -32,6 +32,7 @@ from mlx_lm.models.cache import (
 )
 
 Cache = list[Any]  # one of mlx-lm's caches per layer
+TOKEN_AXIS = 2  # of keys and values
 
 
 def new(model: Any) -> Cache:
@@ -91,20 +92,29 @@ def compact(cache: Cache) -> Cache:
     return [_compact(layer) for layer in cache]
 
 
-def save(path: Path, cache: Cache, last_hidden: mx.array) -> None:
+def save(path: Path, cache: Cache, last_hidden: mx.array, metadata: dict[str, str]) -> None:
     """Write a cache, and the hidden state [1, width] of its last token, as a file of safetensors. Waits for both."""
     last = ArraysCache(1)
     last[0] = last_hidden
-    save_prompt_cache(str(path), [*cache, last])
+    save_prompt_cache(str(path), [*cache, last], metadata)
 
 
-def load(path: Path, kinds: list[object]) -> tuple[Cache, mx.array]:
-    """Read what `save` has written. Raises ValueError for a cache of layers of other kinds."""
-    *cache, last = load_prompt_cache(str(path))
-    if [*map(kind_of, cache)] != kinds or type(last) is not ArraysCache:
-        raise ValueError("its layers are not those of the model")
-    mx.eval(arrays(cache), last[0])  # read now, while the file is there
-    return cache, last[0]
+def load(path: Path) -> tuple[Cache, mx.array, dict[str, str]]:
+    """Read what `save` has written; arrays are read when they are evaluated. Raises many errors for another file."""
+    (*cache, last), metadata = load_prompt_cache(str(path), return_metadata=True)
+    if type(last) is not ArraysCache:
+        raise ValueError("it ends without a hidden state")
+    return cache, last[0], metadata
+
+
+def layout(cache: Cache) -> list[object]:
+    """Describe each layer's cache: its kind, dtypes, and shapes but for the number of tokens."""
+    return [(kind_of(layer), *_shapes(layer)) for layer in flat(cache)]
+
+
+def has_tokens(cache: Cache, length: int) -> bool:
+    """True if every layer's cache, which has the model's layout, is that of a sequence of `length` tokens."""
+    return all(_has_tokens(layer, length) for layer in flat(cache) if not isinstance(layer, ArraysCache))
 
 
 def merge(caches: list[Cache]) -> Cache:
@@ -386,3 +396,23 @@ def _as_shared(layers: list[Any]) -> Any:
 def _own_handle(value: Any) -> Any:
     """Copy the handle of an array: an in-place write in mlx rebinds the Python object and leaves the memory alone."""
     return copy(value) if isinstance(value, mx.array) else value
+
+
+def _shapes(layer: Any) -> list[object]:
+    leaves: list[tuple[str, Any]] = tree_flatten(layer.state)  # type: ignore[assignment]
+    grows = not isinstance(layer, ArraysCache)
+    return [
+        (leaf.dtype, [size for axis, size in enumerate(leaf.shape) if not grows or axis != TOKEN_AXIS])
+        if isinstance(leaf, mx.array)
+        else type(leaf)
+        for _, leaf in leaves
+    ]
+
+
+def _has_tokens(layer: Any, length: int) -> bool:
+    num_keys, num_values = layer.keys.shape[TOKEN_AXIS], layer.values.shape[TOKEN_AXIS]
+    fits = num_keys >= length  # room to grow into may be left
+    if type(layer) is RotatingKVCache:
+        visible = min(length, layer.max_size - 1)
+        fits = visible <= num_keys and layer.keep == 0 and 0 <= layer._idx <= num_keys
+    return bool(fits and num_values == num_keys and layer.offset == length)

@@ -24,9 +24,9 @@ from scorepool.engine.model import (
     classifier,
     cpu_kernels,
     cpu_products,
-    kv_cache,
     memory_budget,
     mtp_weights,
+    prefix_file,
     pushed_weights,
     rope,
     rope_positions,
@@ -38,7 +38,7 @@ from scorepool.engine.model.adapters.host import AdapterHost
 from scorepool.engine.model.backbone import BackboneAndHead, split_model
 from scorepool.engine.model.batch import BatchRunner
 from scorepool.engine.model.batch_choice import choose_batch
-from scorepool.engine.model.batch_invariant import BatchInvariant
+from scorepool.engine.model.batch_invariant import TILE, BatchInvariant
 from scorepool.engine.model.classifier_runner import ClassifierRunner
 from scorepool.engine.model.config import Config, load_raw_config
 from scorepool.engine.model.contradictions import refuse_contradictions, refuse_small_vocabulary
@@ -146,7 +146,7 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
         return ClassifierRunner(batch, head, model_info, chat.tokenizer, chat)
     adapters = None if ranks else AdapterHost(adapted, model, Path(settings.weights_folder or folder))
     draft = draft if batch.can_speculate else None
-    store = _open_prefix_store(settings, model_info, model) if batch.can_share else None
+    store = _open_prefix_store(settings, model_info, model, split) if batch.can_share else None
     scorer = scorer if whole_prompts is None else None
     return ModelRunner(batch, split, model_info, chat.tokenizer, chat, adapters, draft, store, scorer)
 
@@ -166,20 +166,27 @@ def _reason_for_whole_prompts(
     return rope_positions.find_fault(model, split, vocab_size)
 
 
-def _open_prefix_store(settings: EngineSettings, model_info: ModelInfo, model: Any) -> PrefixStore | None:
+def _open_prefix_store(
+    settings: EngineSettings, model_info: ModelInfo, model: Any, split: BackboneAndHead
+) -> PrefixStore | None:
     """Open the files of the model's computed prefixes, if settings give them room."""
     if not settings.prefix_disk_bytes:
         return None
     identity = json.dumps([*_identity(model_info).values()])
     with as_load_error(f"prefix_folder {settings.prefix_folder!r} cannot be used"):
-        kinds = [*map(kv_cache.kind_of, kv_cache.new(model))]
-        return PrefixStore(Path(str(settings.prefix_folder)), settings.prefix_disk_bytes, identity, kinds)
+        layout = prefix_file.layout_of(model, split, TILE if settings.mode == "exact" else 1)
+        return PrefixStore(Path(str(settings.prefix_folder)), settings.prefix_disk_bytes, identity, layout)
 
 
 def _identity(model_info: ModelInfo) -> dict[str, str]:
     """Return what decides about the numbers, by name."""
-    names = ("fingerprint", "dtype", "quantization", "mode", "backend", "versions", "self_test")
-    return {name: json.dumps(getattr(model_info, name), sort_keys=True) for name in names}
+    names = ("fingerprint", "dtype", "quantization", "mode", "backend", "self_test")
+    versions = {
+        "scorepool": installed_version("scorepool"),
+        **model_info.versions,
+    }  # which mends a model's numbers, too
+    values = {name: getattr(model_info, name) for name in names} | {"versions": versions}
+    return {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
 
 
 def _load_draft(

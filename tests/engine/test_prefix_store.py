@@ -40,7 +40,8 @@ def disk(tmp_path: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"), [("llama", "default"), ("llama", "exact"), ("gemma3", "default"), ("mamba", "default")]
+    ("name", "mode"),
+    [("llama", "default"), ("llama", "exact"), ("gemma3", "default"), ("mamba", "default"), ("qwen3_next", "default")],
 )
 def test_a_prompt_is_not_computed_again_after_a_restart(
     name: str,

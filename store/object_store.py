@@ -56,6 +56,8 @@ class ObjectStore:
 
     def put(self, path: str, body: bytes) -> None:
         """Write an object, whole or not at all. Raises ResultStoreError."""
+        if self._is_folder_gone():
+            raise self._mapped(FileNotFoundError())  # obstore would make it anew, on the disk of this machine
         try:
             obstore.put(self._store, path, body, use_multipart=False)
         except (BaseError, OSError) as error:
@@ -66,11 +68,11 @@ class ObjectStore:
         try:
             return bytes(obstore.get(self._store, path).bytes())
         except (BaseError, OSError) as error:
-            raise _mapped(error) from None
+            raise self._mapped(error) from None
 
     async def open(self, path: str) -> tuple[int, AsyncIterator[bytes]]:
         """Return an object's size, and its bytes in chunks. Both raise ResultStoreError, the first ResultMissing."""
-        found = await _try(lambda: obstore.get_async(self._store, path))
+        found = await self._try(lambda: obstore.get_async(self._store, path))
         return found.meta["size"], self._chunks(found)
 
     async def _chunks(self, found: Any) -> AsyncIterator[bytes]:
@@ -78,30 +80,32 @@ class ObjectStore:
             async for chunk in found.stream(min_chunk_size=CHUNK_BYTES):
                 yield bytes(chunk)
         except (BaseError, OSError) as error:
-            raise _mapped(error) from None
+            raise self._mapped(error) from None
 
     async def delete(self, path: str) -> None:
         """Delete an object, and what a broken write of it left. It may be absent. Raises ResultStoreError."""
         with suppress(ResultMissing):
-            await _try(lambda: obstore.delete_async(self._store, path))
+            await self._try(lambda: obstore.delete_async(self._store, path))
         if self._folder is not None:
             with suppress(OSError):  # a process that was killed leaves the file that would have been renamed
                 os.unlink(self._folder / f"{path}#1")
 
+    async def _try(self, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await call()
+        except (BaseError, OSError) as error:
+            raise self._mapped(error) from None
 
-async def _try(call: Callable[[], Awaitable[T]]) -> T:
-    try:
-        return await call()
-    except (BaseError, OSError) as error:
-        raise _mapped(error) from None
+    def _mapped(self, error: Exception) -> ResultStoreError:
+        if not isinstance(error, FileNotFoundError):
+            return ResultStoreError(_reason(error))
+        if self._is_folder_gone():
+            return ResultStoreError(f"the folder {self._folder} is not there")
+        return ResultMissing("it has no such object")
 
-
-def _mapped(error: Exception) -> ResultStoreError:
-    return (
-        ResultMissing("it has no such object")
-        if isinstance(error, FileNotFoundError)
-        else ResultStoreError(_reason(error))
-    )
+    def _is_folder_gone(self) -> bool:
+        """True if the folder has vanished, such as a share that is not mounted: nothing in it is lost."""
+        return self._folder is not None and not self._folder.is_dir()
 
 
 def _reason(error: Exception) -> str:

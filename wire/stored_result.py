@@ -1,8 +1,9 @@
 """A result beside Redis: what the queue records of it, and the bytes of its object.
 
 An object is a sequence of frames, each with its length and its CRC-32, so that a reader holds one at a time and finds
-damage before it uses what is damaged. The first frame is the `Result` without its sequences; each of the others is a
-list of sequences, in their order.
+damage before it uses what is damaged. The checksum covers the object's path and the frame's number, too: the object of
+another job, and frames in another order, are damage. The first frame is the `Result` without its sequences; each of the
+others is a list of sequences, in their order.
 """
 
 import zlib
@@ -37,27 +38,33 @@ def decode_recorded(body: bytes) -> RecordedOutcome:
     return parse(body, RecordedOutcome, "msgpack")  # type: ignore[arg-type]
 
 
-def to_frames(result: Result) -> Iterator[bytes]:
-    """Encode a result as the frames of an object."""
-    yield _frame(encode(replace(result, sequences=[])))
+def to_frames(result: Result, path: str) -> Iterator[bytes]:
+    """Encode a result as the frames of the object at this path."""
+    return (
+        _HEADER.pack(len(body), _checksum(body, path, number)) + body for number, body in enumerate(_bodies(result))
+    )
+
+
+def _bodies(result: Result) -> Iterator[bytes]:
+    yield encode(replace(result, sequences=[]))
     encoded: list[bytes] = []
     num_bytes = 0
     for sequence in result.sequences:
         one = encode(sequence)
         if encoded and num_bytes + len(one) > FRAME_BYTES:
-            yield _frame(_array(encoded))
+            yield _array(encoded)
             encoded, num_bytes = [], 0
         encoded.append(one)
         num_bytes += len(one)
     if encoded:
-        yield _frame(_array(encoded))
+        yield _array(encoded)
 
 
-def read_object(body: bytes, num_bytes: int) -> Result:
-    """Decode the result that an object of this size holds. Raises Invalid."""
+def read_object(body: bytes, path: str, num_bytes: int) -> Result:
+    """Decode the result that an object of this path and size holds. Raises Invalid."""
     if len(body) != num_bytes:
         raise Invalid(f"a stored result is damaged: it has {len(body)} bytes instead of {num_bytes}")
-    reader = FrameReader()
+    reader = FrameReader(path, num_bytes)
     bodies = list(reader.feed(body))
     reader.check_end()
     return from_frames(bodies)
@@ -88,7 +95,11 @@ def without_array_header(body: bytes) -> bytes:
 class FrameReader:
     """Divide the bytes of an object, which come in chunks of any size, into frames."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str, num_bytes: int) -> None:
+        """Read an object of this path and size."""
+        self._path = path
+        self._num_missing = num_bytes  # of the frames that are not complete
+        self._num_frames = 0
         self._buffer = bytearray()
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
@@ -97,22 +108,26 @@ class FrameReader:
         while len(self._buffer) >= _HEADER.size:
             length, checksum = _HEADER.unpack_from(self._buffer)
             end = _HEADER.size + length
+            if end > self._num_missing:
+                raise Invalid("a stored result is damaged: a frame is longer than the rest of the object")
             if len(self._buffer) < end:
                 return
             body = bytes(self._buffer[_HEADER.size : end])
             del self._buffer[:end]
-            if zlib.crc32(body) != checksum:
+            self._num_missing -= end
+            if _checksum(body, self._path, self._num_frames) != checksum:
                 raise Invalid("a stored result is damaged: its checksum differs")
+            self._num_frames += 1
             yield body
 
     def check_end(self) -> None:
         """Raise Invalid if the object ends within a frame."""
-        if self._buffer:
+        if self._num_missing:
             raise Invalid("a stored result is damaged: its end is missing")
 
 
-def _frame(body: bytes) -> bytes:
-    return _HEADER.pack(len(body), zlib.crc32(body)) + body
+def _checksum(body: bytes, path: str, number: int) -> int:
+    return zlib.crc32(body, zlib.crc32(f"{path} {number}".encode()))
 
 
 def _array(encoded: list[bytes]) -> bytes:

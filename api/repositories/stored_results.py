@@ -76,9 +76,11 @@ class StoredResults:
             )
         if self._damaged.get(stored.execution, 0.0) > time.monotonic():
             raise Damaged("it is damaged, as another request found")
-        reader, has_begun = FrameReader(), False
+        has_begun = False
         try:
-            num_bytes, chunks = await self._store.open(object_path(job_id, stored.execution))
+            path = object_path(job_id, stored.execution)
+            reader = FrameReader(path, stored.num_bytes)
+            num_bytes, chunks = await self._store.open(path)
             if num_bytes != stored.num_bytes:
                 raise Damaged(f"it has {num_bytes} bytes instead of {stored.num_bytes}")
             async for chunk in chunks:

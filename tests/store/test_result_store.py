@@ -79,6 +79,26 @@ def test_a_folder_that_takes_no_file_is_reported_in_a_sentence(tmp_path: Path):
     assert len(str(error.value)) < 350
 
 
+def test_a_folder_that_vanishes_is_trouble_and_not_an_absent_object(tmp_path: Path):
+    folder = tmp_path / "share"
+    folder.mkdir()
+    store = opened(folder.as_uri())
+    store.put(PATH, b"x")
+    folder.rename(tmp_path / "away")
+    for attempt in (
+        lambda: store.put(PATH, b"y"),
+        lambda: store.get(PATH),
+        lambda: read(store),
+        lambda: asyncio.run(store.delete(PATH)),
+    ):
+        with pytest.raises(ResultStoreError, match="share is not there") as error:
+            attempt()
+        assert not isinstance(error.value, ResultMissing)
+    assert not folder.exists()  # it is not made anew on this disk
+    (tmp_path / "away").rename(folder)
+    assert store.get(PATH) == b"x"
+
+
 def test_a_write_that_ends_in_the_middle_leaves_no_object(tmp_path: Path):
     store = opened(tmp_path.as_uri())
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -181,9 +181,18 @@ def test_trouble_with_the_store_ends_in_sentences_and_stops_nothing_else(
                 reply = http.get(f"/v1/jobs/{job_id}", headers={"Accept": accept})
                 job = wire.parse(reply.content, wire.Job, accept.removeprefix("application/"))  # type: ignore[arg-type]
                 assert (job.status, job.failure and job.failure.message) == ("failed", lost), broken
+        another = stored(redis, submit(redis, generate(max_tokens=LARGE), fields={"owner": "local"}))
+        [other] = [one for one in objects(folder) if another.execution in one.name]
+        assert another.num_bytes == len(whole)
+        path.write_bytes(other.read_bytes())
+        assert http.get(f"/v1/jobs/{job_id}").json()["failure"]["message"] == lost
         path.write_bytes(whole)
         assert http.get(f"/v1/jobs/{job_id}").json()["status"] == "finished"
         assert found.num_bytes == len(whole)
+        folder.rename(folder.with_name("away"))  # a share that is not mounted now
+        assert http.get(f"/v1/jobs/{job_id}").status_code == 503
+        folder.with_name("away").rename(folder)
+        assert http.get(f"/v1/jobs/{job_id}").json()["status"] == "finished"
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
         with pytest.raises(httpx.RemoteProtocolError):  # the reply has begun when the damage is found
             http.get(f"/v1/jobs/{job_id}")
@@ -234,13 +243,13 @@ def test_a_compare_job_reads_its_base_from_the_store(redis: Redis, folder: Path)
     assert store is not None
     request: Any = wire.Compare(model="demo", base="base", items=[wire.ScoreItem(prompt="a", completion="b")])
     run = ComparisonRun(request, "ab" * 16, redis, store)
-    body = b"".join(to_frames(RESULT))
+    name = path_of_lease(f"{run.base_job_id}:e1")
+    body, path = b"".join(to_frames(RESULT, name)), folder / name
     recorded = StoredResult(execution="e1", num_bytes=len(body), num_sequences=1)
-    path = folder / path_of_lease(f"{run.base_job_id}:e1")
     redis.set(Keys.outcome(run.base_job_id), wire.encode(recorded))
     with pytest.raises(JobError, match="it has no such object"):
         run._read()
-    store.put(str(path.relative_to(folder)), body)
+    store.put(name, body)
     assert wire.encode(run._read()) == wire.encode(RESULT)
     path.write_bytes(body[:-1])
     with pytest.raises(JobError, match="damaged"):

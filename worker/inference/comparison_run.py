@@ -93,7 +93,7 @@ class ComparisonRun:
         if self._results is None:
             raise ResultMissing("it is in a result store, and this worker has no SCOREPOOL_RESULT_STORE")
         try:
-            return read_object(self._results.get(path), stored.num_bytes)
+            return read_object(self._results.get(path), path, stored.num_bytes)
         except ResultMissing:
             raise
         except ResultStoreError:

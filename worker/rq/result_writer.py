@@ -80,8 +80,8 @@ class ResultWriter:
         Raises ResultStoreError once the store has refused it for `give_up_s`.
         """
         assert isinstance(inflight.value, wire.Result)
-        body = b"".join(to_frames(inflight.value))
         path = path_of_lease(inflight.lease_key)
+        body = b"".join(to_frames(inflight.value, path))
         refused_s, pause_s = 0.0, 0.1
         while self._is_held(inflight.lease_key):
             started_at = awake_s()

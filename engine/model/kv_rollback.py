@@ -33,6 +33,16 @@ def can_drop_step(cache: Cache) -> bool:
     )
 
 
+def put_in_order(cache: Cache) -> None:
+    """Let the layers of a merged cache that keep a window begin with their oldest token, before a step of several.
+
+    mlx-lm makes the step's mask before it puts them in order, and hides a token of rows that are padded otherwise.
+    """
+    for layer in kv_cache.flat(cache):
+        if type(layer) is BatchRotatingKVCache:
+            layer._temporal_order()
+
+
 def drop_last(cache: Cache, counts: list[int]) -> None:
     """Drop the last tokens of a merged cache, `counts[i]` of row i. Rows that drop more get left padding.
 

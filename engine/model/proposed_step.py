@@ -23,6 +23,7 @@ class ProposedStep:
         self._numbers = {slice_.sequence: number for number, slice_ in enumerate(slices)}
         self._num_pads = [width - len(ids) for ids in proposed]
         self._states = kv_rollback.copy_states(cache)
+        kv_rollback.put_in_order(cache)
 
     def num_proposed(self, sequence: Sequence) -> int:
         """Count the proposed tokens of a row. One that joined since has none."""

@@ -88,6 +88,8 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
         raise LoadError(f"ranks is {settings.ranks}, and the model is a classifier: expected 1")
     chat = _load_chat_codec(folder, config, settings)
     ranks = RankGroup(settings.ranks) if settings.ranks > 1 else None
+    if ranks is not None:
+        settings = _agree(ranks, folder, settings)
     model, config, position_limit = load_checked(folder, settings.dtype, checks_settings=False, ranks=ranks)
     mx.set_cache_limit(memory_budget.CACHE_LIMIT_BYTES)
     tapped = split_model(model)
@@ -164,6 +166,28 @@ def _reason_for_whole_prompts(
         return scorer.fault
     rope_positions.take_positions(model)
     return rope_positions.find_fault(model, split, vocab_size)
+
+
+def _agree(ranks: RankGroup, folder: Path, settings: EngineSettings) -> EngineSettings:
+    """Compare what the ranks have before their first exchange of a model. Return the settings of the smallest rank.
+
+    Raises LoadError. Shares of different models would exchange sums of different shapes.
+    """
+    ranks.agree(
+        {
+            "fingerprint": checkpoint.fingerprint(folder),
+            "dtype": settings.dtype,
+            "speculation": settings.speculation,
+            "versions": json.dumps(_versions()),
+            "backend": _backend(settings.ranks),
+        }
+    )
+    return replace(settings, memory_bytes=ranks.smallest(memory_budget.memory_bytes(settings)))
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of what decides about the numbers."""
+    return {name: installed_version(name) for name in ("mlx", "mlx-lm", "scorepool")}
 
 
 def _open_prefix_store(

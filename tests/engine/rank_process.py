@@ -13,13 +13,14 @@ from scorepool.engine.model.load import follow
 
 
 def main(folder: str, num_ranks: str, given: str, out: str, *options: str) -> None:
+    is_first = os.environ["MLX_RANK"] == "0"
     settings = EngineSettings(
         model=folder,
         ranks=int(num_ranks),
         max_batch_tokens=200,
-        speculation="ngram" if "ngram" in options else "off",
+        speculation="ngram" if "ngram" in options or (is_first and "ngram-first" in options) else "off",
     )
-    if os.environ["MLX_RANK"] != "0":
+    if not is_first:
         try:
             follow(settings)
         except LoadError as error:

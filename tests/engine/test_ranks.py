@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
-from scorepool.engine import EngineSettings, Sampling, Sequence
+from scorepool.engine import EngineSettings, LoadError, Sampling, Sequence
+from scorepool.engine.model.ranks.group import RankGroup
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.engine.test_against_transformers import tokens
 
@@ -116,18 +118,52 @@ def test_heads_that_cannot_be_divided_are_refused(folder_of: Callable[[str], Pat
 
 
 @pytest.mark.soak
-def test_ranks_with_different_checkpoints_are_refused(folder_of: Callable[[str], Path], tmp_path: Path):
+@pytest.mark.parametrize("others", ["other settings", "other shapes", "other speculation"])
+def test_ranks_that_differ_are_refused_before_they_exchange_anything(
+    others: str, folder_of: Callable[[str], Path], tmp_path: Path
+):
     other = tmp_path / "other"
     other.mkdir()
-    for path in folder_of("llama").iterdir():
+    for path in folder_of("qwen3_28_layers" if others == "other shapes" else "qwen3").iterdir():
         (other / path.name).symlink_to(path)
-    (other / "generation_config.json").unlink(missing_ok=True)
-    (other / "generation_config.json").write_text('{"temperature": 0.5}')
+    if others == "other settings":
+        (other / "generation_config.json").unlink(missing_ok=True)
+        (other / "generation_config.json").write_text('{"temperature": 0.5}')
+    option = "ngram-first" if others == "other speculation" else "plain"
 
-    statuses, printed, _ = run_ranks([folder_of("llama"), other], [], tmp_path)
+    statuses, printed, _ = run_ranks([folder_of("qwen3"), other], [], tmp_path, option)
 
     assert statuses == [1, 1]
-    assert all("the ranks disagree: fingerprint is" in text for text in printed)
+    name = "speculation" if others == "other speculation" else "fingerprint"
+    assert all(f"the ranks disagree: {name} is" in text for text in printed), printed
+    assert "self-test" not in "".join(printed)
+
+
+class Ranks(RankGroup):
+    """What ranks have given, without processes."""
+
+    def __init__(self, given: list[bytes]) -> None:
+        self._given = given
+
+    def _gather(self, data: bytes) -> list[bytes]:
+        return self._given
+
+
+def test_what_only_one_rank_names_is_told():
+    given = [{"mode": "default", "new": "1" * 5000}, {"mode": "default"}]
+    with pytest.raises(LoadError, match=r"the ranks disagree: new is 1+ on rank 0 and absent on rank 1"):
+        Ranks([json.dumps(one).encode() for one in given]).agree(given[0])
+
+
+def test_the_rank_with_least_memory_decides():
+    assert Ranks([b"64000000000", b"8000000000"]).smallest(64_000_000_000) == 8_000_000_000
+
+
+def test_what_is_gathered_may_have_any_length():
+    alone = RankGroup.__new__(RankGroup)
+    alone.group, alone.size = mx.distributed.init(), 1
+    for data in (b"", b"x", b"y" * 10_000):
+        assert alone._gather(data) == [data]
 
 
 @pytest.mark.soak

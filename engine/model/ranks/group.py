@@ -13,7 +13,6 @@ from scorepool.engine.errors import LoadError
 
 FIRST_BYTES = 4096  # of a message, with its size; most need no second sum
 SIZE_BYTES = 4
-IDENTITY_BYTES = 2048
 
 
 class RankGroup:
@@ -52,14 +51,27 @@ class RankGroup:
 
     def agree(self, identity: Mapping[str, str]) -> None:
         """Compare what decides about the numbers over all ranks. Raises LoadError that names what differs."""
-        text = json.dumps(identity).encode()
-        padded = mx.array(list(text.ljust(IDENTITY_BYTES)), dtype=mx.uint8)
-        rows = mx.distributed.all_gather(padded, group=self.group, stream=mx.cpu).reshape(self.size, -1)
-        first, *others = [json.loads(bytes(row)) for row in rows.tolist()]  # type: ignore[arg-type, union-attr]
+        first, *others = [json.loads(text) for text in self._gather(json.dumps(identity).encode())]
         for rank, other in enumerate(others, 1):
-            for name, value in first.items():
-                if other[name] != value:
-                    raise LoadError(f"the ranks disagree: {name} is {value} on rank 0 and {other[name]} on rank {rank}")
+            for name in sorted(first.keys() | other.keys()):
+                one, differing = first.get(name, "absent"), other.get(name, "absent")
+                if one != differing:
+                    raise LoadError(f"the ranks disagree: {name} is {one} on rank 0 and {differing} on rank {rank}")
+
+    def smallest(self, value: int) -> int:
+        """Return the smallest of the ranks' values."""
+        return min(map(int, self._gather(str(value).encode())))
+
+    def _gather(self, data: bytes) -> list[bytes]:
+        """Return what each rank has given, in the order of the ranks."""
+        sizes = self._all(mx.array([len(data)], dtype=mx.int32))
+        padded = data.ljust(max(row[0] for row in sizes))
+        rows = self._all(mx.array(list(padded), dtype=mx.uint8))
+        return [bytes(row[: size[0]]) for row, size in zip(rows, sizes, strict=True)]
+
+    def _all(self, own: mx.array) -> list[list[int]]:
+        gathered = mx.distributed.all_gather(own, group=self.group, stream=mx.cpu)
+        return gathered.reshape(self.size, -1).tolist()  # type: ignore[return-value]
 
     def _sum(self, data: bytes, size: int) -> bytes:
         padded = mx.array(list(data.ljust(size, b"\0")), dtype=mx.uint8)

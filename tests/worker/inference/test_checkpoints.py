@@ -114,7 +114,28 @@ def test_rows_that_do_not_fit_are_computed():
         assert not fill_from_row(unbegun, replace(row, **wrong), identity, INFO)
         assert not unbegun.is_done
     assert decode_chunk(b"\xc1") == []
-    assert decode_chunk(wire.encode(["a"])) == []
+    assert decode_chunk(join_rows([wire.encode("a")])) == []
+
+
+def test_every_flipped_bit_of_a_chunk_is_found():
+    chunk = join_rows([wire.encode(to_row(0, identity_digest(INFO), finished()))])
+    assert len(decode_chunk(chunk)) == 1
+    for at in range(len(chunk)):
+        damaged = bytearray(chunk)
+        damaged[at] ^= 1
+        assert decode_chunk(bytes(damaged)) == []
+
+
+@pytest.mark.parametrize("wrong", [{"generated_ids": [10**9]}, {"generated_ids": [-1]}])
+def test_a_row_with_unknown_tokens_is_computed(engine: Engine, wrong: dict[str, list[int]]):
+    info = engine.model_info
+    identity = identity_digest(info)
+    computed = Sequence(token_ids=list(TOKENS), sampling=Sampling(max_tokens=1, temperature=0, ignore_eos=True))
+    again = copy_unbegun(computed)
+    engine.add([computed]).result(60)
+    row = to_row(0, identity, computed)
+    assert not fill_from_row(again, replace(row, **wrong), identity, info)
+    assert fill_from_row(again, row, identity, info)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +353,7 @@ def test_hostile_values_cost_only_the_rows(redis: Redis, open_store: Open):
     keep(store, run, 1)
     run.put_back()
     identity = identity_digest(INFO)
-    for hostile in (b"\xc1", b"\xdd\xff\xff\xff\xff", wire.encode([1]), b"", b"x" * 5_000_000):
+    for hostile in (b"\xc1", b"\xdd\xff\xff\xff\xff", join_rows([wire.encode(1)]), b"", b"x" * 5_000_000):
         redis.hset(run.key, mapping={"identity": identity, "0": hostile})
         again = Run(redis)
         assert again.restore(store, unbegun(1)) == frozenset()

@@ -6,6 +6,7 @@ model is asked for before and after.
 """
 
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,7 @@ from scorepool.worker.inference.checkpoints.rows import fill_from_row, identity_
 from scorepool.worker.rq.job import Job
 
 MAX_CHUNK_BYTES = 2**21  # a row that is larger alone is not kept
+CHECKSUM_BYTES = 4
 Rows = Mapping[int, Sequence]  # by index
 
 
@@ -122,13 +124,17 @@ class JobCheckpoint:
 
 
 def join_rows(bodies: list[bytes]) -> bytes:
-    """Return the msgpack array of encoded rows."""
-    return b"\xdd" + len(bodies).to_bytes(4, "big") + b"".join(bodies)
+    """Return a chunk: the CRC-32 of the msgpack array of encoded rows, and the array."""
+    array = b"\xdd" + len(bodies).to_bytes(4, "big") + b"".join(bodies)
+    return zlib.crc32(array).to_bytes(CHECKSUM_BYTES, "big") + array
 
 
 def decode_chunk(body: bytes) -> list[CheckpointRow]:
-    """Return the rows of a chunk; none if it cannot be decoded."""
+    """Return the rows of a chunk; none if it is damaged or cannot be decoded."""
+    array = body[CHECKSUM_BYTES:]
+    if zlib.crc32(array).to_bytes(CHECKSUM_BYTES, "big") != body[:CHECKSUM_BYTES]:
+        return []
     try:
-        return parse(body, list[CheckpointRow], "msgpack")
+        return parse(array, list[CheckpointRow], "msgpack")
     except Invalid:
         return []

@@ -16,7 +16,7 @@ from scorepool.wire import CheckpointRow
 from scorepool.worker.inference.result_cache.digest import DIGEST_BYTES, identity_of, update_digest
 from scorepool.worker.inference.result_cache.entry import entry_fields, fill_from_entry
 
-FORMAT = 1  # to be raised when rows get another meaning
+FORMAT = 2  # to be raised when rows get another meaning
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -64,7 +64,7 @@ def to_row(index: int, identity: bytes, sequence: Sequence) -> CheckpointRow:
 
 def fill_from_row(sequence: Sequence, row: CheckpointRow, identity: bytes, info: ModelInfo) -> bool:
     """Give a row's values to a sequence that has not begun; return whether they are those of the sequence."""
-    if row.digest != digest_of(identity, sequence):
+    if row.digest != digest_of(identity, sequence) or not _is_known(row, info.vocab_size):
         return False
     is_classified, is_embedded = row.class_logits is not None, row.embedding is not None
     if is_classified != sequence.classify or is_embedded != (sequence.pooling is not None):
@@ -80,6 +80,11 @@ def fill_from_row(sequence: Sequence, row: CheckpointRow, identity: bytes, info:
     sequence.num_cached = row.num_cached
     sequence.num_proposed, sequence.num_accepted = row.num_proposed, row.num_accepted
     return True
+
+
+def _is_known(row: CheckpointRow, vocab_size: int) -> bool:
+    """True if the vocabulary has all tokens of a row: an unknown one would end the job when it is named."""
+    return all(not ids or (min(ids) >= 0 and max(ids) < vocab_size) for ids in (row.generated_ids, *row.top_ids))
 
 
 def _floats(packed: bytes) -> list[float]:

@@ -80,8 +80,8 @@ class Run:
 
     def chunks(self, deltas: Sequence[wire.TokenDelta]) -> list[ChatChoiceChunk]:
         stream = ChoiceStream(0)
-        sent = [new for delta in deltas if (new := stream.add(delta)) is not None]
-        sent.append(stream.end(self.result.sequences[0]))
+        sent = [new for delta in deltas for new in stream.add_runs(delta)]
+        sent += stream.end_runs(self.result.sequences[0])
         return [to_chunk(self.body, delta) for delta in sent]
 
 

@@ -6,7 +6,7 @@ streamed.
 """
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -84,6 +84,27 @@ class ChoiceStream:
                 yield self._delta(sequence, contents, start, start + 1)
         yield self.end(sequence, contents)
 
+    def add_runs(self, tokens: wire.TokenDelta) -> Iterator[Delta]:
+        """Yield the tokens that were not sent yet, those of each channel in a delta. Raise Diverged as `add` does.
+
+        With `end_runs`, no delta has two of reasoning, content and calls, however its tokens come.
+        """
+        overlap = self._overlap(tokens)
+        if not 0 <= overlap < len(tokens.token_ids):
+            return
+        sequence, contents = _sequence_of(tokens), emitted_bytes(tokens)
+        for start, end in _runs(tokens.channels, overlap, len(tokens.token_ids)):
+            yield self._delta(sequence, contents, start, end)
+
+    def end_runs(self, sequence: wire.SequenceResult) -> Iterator[Delta]:
+        """Yield the rest of the choice, the tokens of each channel in a delta. Raise Diverged as `end` does."""
+        contents = content_bytes(sequence)
+        if sequence.token_ids[: len(self._sent)] == self._sent:
+            [*runs, _] = _runs(sequence.channels, len(self._sent), len(sequence.token_ids))
+            for start, end in runs:
+                yield self._delta(sequence, contents, start, end)
+        yield from _split_ends(self.end(sequence, contents))
+
     def _overlap(self, tokens: wire.TokenDelta) -> int:
         """Return how many of these tokens were sent; below 0 if tokens before them were not. Raise Diverged."""
         overlap = len(self._sent) - tokens.first
@@ -146,6 +167,38 @@ def _sequence_of(tokens: wire.TokenDelta) -> wire.SequenceResult:
         target_bytes=tokens.target_bytes,
         **tokens.columns(),
     )
+
+
+def _runs(channels: list[wire.Channel] | None, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield where the tokens of a channel begin and end, at least once. Markup belongs to what is before it."""
+    current: wire.Channel = "markup"
+    for number, channel in enumerate(channels[start:end] if channels else (), start):
+        if channel == "markup":
+            continue
+        if current not in ("markup", channel):
+            yield start, number
+            start = number
+        current = channel
+    yield start, end
+
+
+def _split_ends(last: Delta) -> Iterator[Delta]:
+    """Yield the last delta, and apart from it the U+FFFD of characters of other channels that stay unfinished."""
+    nothing: dict[str, Any] = {"tool_calls": [], "reasoning": "", "text": ""}
+    not_last = {"finish_reason": None, "stop_reason": None, "prompt_token_ids": None, "draft_logprobs": None}
+    [*before, _] = [name for name, empty in nothing.items() if getattr(last, name) != empty] or ["text"]
+    for name in before:
+        yield replace(last, **{other: empty for other, empty in nothing.items() if other != name} | not_last)
+        last = replace(
+            last,
+            **{name: nothing[name]},
+            num_calls_before=last.num_calls_before + len(last.tool_calls),
+            sequence=columns_from(last.sequence, len(last.contents)),
+            contents=[],
+            channels=[],
+            text_offset=[],
+        )
+    yield last
 
 
 def _only_channel(name: wire.Channel, contents: list[bytes], channels: list[wire.Channel]) -> list[bytes]:

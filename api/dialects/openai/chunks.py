@@ -1,7 +1,7 @@
 """Translate the events of jobs to the chunks that OpenAI's clients read, for chat and completions. Pure."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
@@ -75,11 +75,12 @@ class ChunkWriter(ABC, Generic[Chunk]):
         self._count_prompt(event)
         chunks = [] if self._is_open else [self._with_usage(chunk) for chunk in self.opening()]
         self._is_open = True
-        new = [self.to_chunk(delta) for delta in self._deltas(event)]
-        if isinstance(event, wire.Job) and event.result is not None:
-            shown = self._facts_of(event.result)
-            new = [replace(chunk, **shown) for chunk in new]
-        return chunks + [self._with_usage(chunk) for chunk in new]
+        for delta in self._deltas(event):
+            chunk = self.to_chunk(delta)
+            if delta.finish_reason is not None and isinstance(event, wire.Job) and event.result is not None:
+                chunk = replace(chunk, **self._facts_of(event.result))
+            chunks.append(self._with_usage(chunk))
+        return chunks
 
     def _facts_of(self, result: wire.Result) -> dict[str, Any]:
         """Return the fields that the last chunk of a choice has."""
@@ -103,13 +104,15 @@ class ChunkWriter(ABC, Generic[Chunk]):
         else:
             self._num_prompt_tokens.setdefault(event.id, None)
 
-    def _deltas(self, event: StreamEvent) -> list[Delta]:
+    def _deltas(self, event: StreamEvent) -> Iterator[Delta]:
+        """Yield what comes next of each choice. No delta has two of reasoning, content and calls, as at OpenAI."""
         choices = self._choices[event.id]
         if isinstance(event, wire.TokenDelta):
-            delta = choices[event.sequence].add(event)
-            return [] if delta is None else [delta]
+            yield from choices[event.sequence].add_runs(event)
+            return
         assert event.result is not None
-        return [choice.end(sequence) for choice, sequence in zip(choices, event.result.sequences, strict=True)]
+        for choice, sequence in zip(choices, event.result.sequences, strict=True):
+            yield from choice.end_runs(sequence)
 
     def _with_usage(self, chunk: Chunk) -> object:
         """Add the usage as the client asked for it: none, null until the end, or the usage so far."""

@@ -15,6 +15,15 @@ class JsonObjectFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Ask for a JSON object."""
 
 
+class JsonValueFormat(JsonObjectFormat, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="json_object"):
+    """Ask for a JSON object, or for JSON that follows a schema as text-generation-inference takes it."""
+
+    value: Annotated[dict[str, Any] | None, Meta(description="JSON Schema, as Hugging Face's client sends it.")] = None
+
+    def __post_init__(self) -> None:
+        check_json(self.value, "the values of `value`")
+
+
 class NamedSchema(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Give the schema of an answer."""
 
@@ -59,7 +68,7 @@ class AllowedToolChoice(Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolChoice
-ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+ResponseFormat = TextFormat | JsonValueFormat | JsonSchemaFormat
 
 
 def json_schema_of(response_format: ResponseFormat | None) -> dict[str, Any] | None:
@@ -67,8 +76,8 @@ def json_schema_of(response_format: ResponseFormat | None) -> dict[str, Any] | N
     match response_format:
         case JsonSchemaFormat():
             return response_format.json_schema.schema
-        case JsonObjectFormat():
-            return {"type": "object"}
+        case JsonValueFormat():
+            return {"type": "object"} if response_format.value is None else response_format.value
         case _:
             return None
 

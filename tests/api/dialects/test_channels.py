@@ -27,6 +27,8 @@ def assert_same(whole: ChatChoice, chunks: list[ChatChoiceChunk]) -> None:
     assert entries == whole.logprobs.content
     assert finish_reason == whole.finish_reason
     assert all(chunk.finish_reason is None for chunk in chunks[:-1])
+    for chunk in chunks:  # some clients refuse two at once, which OpenAI never sends
+        assert sum(map(bool, (chunk.delta.content, chunk.delta.reasoning_content, chunk.delta.tool_calls))) <= 1
 
 
 def channel_text(choice: ChatChoice, channel: str) -> str:
@@ -51,6 +53,21 @@ def test_reasoning_content_and_calls_are_separated(name: str):
     assert len(answered.whole.logprobs.content) == answered.result.usage.completion_tokens
     assert_same(answered.whole, answered.chunks(answered.deltas))
     assert len(answered.deltas) > 3  # it was streamed
+
+
+def test_tokens_that_come_together_are_sent_by_their_channels():
+    name = "json_tools"
+    [start, end] = FORMATS[name].reasoning
+    answered = run(name, f"{start}Hm{end}ä" + FORMATS[name].look + FORMATS[name].count + EOS)
+
+    chunks = answered.chunks([])  # as a result comes from the cache
+
+    kinds = [
+        {name for name in ("reasoning_content", "content", "tool_calls") if getattr(chunk.delta, name)}
+        for chunk in chunks
+    ]
+    assert kinds == [{"reasoning_content"}, {"content"}, {"tool_calls"}]
+    assert_same(answered.whole, chunks)
 
 
 def test_a_call_alone_has_no_content():

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import openai
 import pytest
+from huggingface_hub import InferenceClient
 from openai import OpenAI
 from pydantic import BaseModel, Field
 
@@ -25,6 +26,15 @@ def test_the_sdk_parses_an_answer_into_its_class(sdk: OpenAI):
     completion = sdk.chat.completions.parse(**ASKED, response_format=Answer, seed=1)
 
     assert isinstance(completion.choices[0].message.parsed, Answer)
+
+
+def test_hugging_faces_client_gets_an_answer_of_its_schema(stack: Stack):
+    with InferenceClient(base_url=stack.url, api_key="unused", timeout=60) as hub:
+        answer = hub.chat_completion(**ASKED, response_format=SCHEMA, seed=1)  # type: ignore[arg-type]
+
+    content = answer.choices[0].message.content
+    assert content is not None
+    Answer.model_validate_json(content)
 
 
 def test_logprobs_are_those_of_the_model_before_the_constraint(sdk: OpenAI, stack: Stack):
@@ -69,6 +79,9 @@ def test_concurrent_answers_follow_their_own_schemas(sdk: OpenAI):
         ),
         ({"type": "json_schema", "json_schema": {"name": "a"}}, "response_format.json_schema.schema"),
         ({"type": "json_schema"}, "response_format.json_schema"),
+        ({"type": "json_object", "value": {"const": 10**20}}, "response_format"),
+        ({"type": "json_object", "value": "a"}, "response_format.value"),
+        ({"type": "json_object", "schema": {}}, "response_format.schema"),
     ],
 )
 def test_an_invalid_schema_is_refused_by_name(sdk: OpenAI, form: dict[str, Any], param: str):

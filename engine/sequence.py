@@ -209,7 +209,7 @@ class Sequence:
     embedding: list[float] | None = None  # not normalised, if it is embedded
     error: EngineError | None = None  # of one that failed alone; its values are of no use
     num_proposed: int = field(init=False, default=0)  # tokens that speculation proposed
-    num_accepted: int = field(init=False, default=0)  # of the proposed ones, those that were generated
+    num_accepted: int = field(init=False, default=0)  # of the proposed ones, those that are part of the sequence
     proposals: list[ProposedToken] = field(init=False, default_factory=list)
     num_cached: int = field(init=False, default=0)  # leading tokens of a prefix that was not computed for this sequence
     model_info: ModelInfo | None = None  # the model that computed the last token of the group; set when it is done
@@ -221,6 +221,7 @@ class Sequence:
     )  # what `adapter_name` stood for when the engine took the sequence
     num_computed: int = field(init=False, default=0)  # leading tokens that went through the model, or are in flight
     pooled_sum: list[float] | None = field(init=False, default=None)  # of the hidden states so far that are pooled
+    accepted: list[int] = field(init=False, default_factory=list)  # numbers of the generated tokens that were proposed
     num_prefix_computed: int = field(init=False, default=0)  # tokens of shared prefixes that were computed for it
     pooled_position: int = field(init=False)  # of the token whose hidden state is classified
     num_pauses: int = field(init=False, default=0)  # steps for which its constraint was late
@@ -351,7 +352,7 @@ class Sequence:
         del self.token_ids[self.num_input_tokens :]
         self.columns = TokenColumns()
         self.text_bytes = self.finish_reason = self.stop_reason = self.class_logits = self.error = None
-        self.proposals = []
+        self.proposals, self.accepted = [], []
         self.model_info = self.embedding = self.pooled_sum = self.kept = None
         self.num_proposed = self.num_accepted = self.num_computed = self.num_pauses = 0
         self.num_cached = self.num_prefix_computed = 0

@@ -58,10 +58,13 @@ def parse_drafts(spec: str) -> dict[str, str]:
     """Split `NAME=FOLDER_OR_HUB_ID[;NAME=...]` into the draft model of each name. Raises SettingsError."""
     drafts: dict[str, str] = {}
     for one in spec.split(";") if spec else ():
-        [name, *others], source = parse_model(one.strip())
-        if others or name in drafts:
+        try:
+            names, source = parse_model(one.strip())
+        except SettingsError:
+            names, source = [], ""
+        if len(names) != 1 or names[0] in drafts:
             raise SettingsError(f"draft {one!r}: expected one NAME=FOLDER_OR_HUB_ID for each name")
-        drafts[name] = source
+        drafts[names[0]] = source
     return drafts
 
 

@@ -48,6 +48,10 @@ from scorepool.wire.submission import Submission
 
 # Their numbers are those of the whole prompt.
 _NEEDS_WHOLE_PROMPT = ("prompt_logprobs", "recompute", "include_draft_logprobs")
+_NOT_BESIDE_IMAGES = (
+    *("prompt_logprobs", "truncate_to", "truncate", "adapter", "specprefill"),
+    *("speculation_tokens", "include_draft_logprobs"),  # nothing is proposed
+)
 
 
 class Generate(Submission, tag="generate", frozen=True, kw_only=True):
@@ -239,7 +243,7 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
 
     def _check_beside_images(self) -> None:
         """Refuse what was not tested with images, or has no meaning: an image's tokens have no logprobs."""
-        for name in ("prompt_logprobs", "truncate_to", "truncate", "adapter", "specprefill"):
+        for name in _NOT_BESIDE_IMAGES:
             if getattr(self, name):
                 raise ImagesRefused(name, "does not go with `images`")
         if self.speculation not in (None, "off"):

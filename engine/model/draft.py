@@ -36,7 +36,7 @@ class DraftModel:
         """
         if not kv_rollback.can_drop_last(kv_cache.new(model)):
             raise LoadError(
-                "the draft model keeps a state or a sliding window, from which rejected tokens cannot be dropped; "
+                "it keeps a state or a sliding window, from which rejected tokens cannot be dropped; "
                 "expected one whose layers all keep keys and values of every token"
             )
         self.has_prefilled = False

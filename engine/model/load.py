@@ -10,6 +10,8 @@ _BLAS = blas.load()
 
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,10 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
     classified = classifier.read_classifier(config) if classifier.is_classifier(config) else None
     if classified is not None and settings.ranks > 1:
         raise LoadError(f"ranks is {settings.ranks}, and the model is a classifier: expected 1")
+    if classified is not None and settings.draft is not None:
+        raise LoadError(
+            f"draft is {settings.draft!r}, and the model is a classifier, which generates nothing: expected none"
+        )
     chat = _load_chat_codec(folder, config, settings)
     ranks = RankGroup(settings.ranks) if settings.ranks > 1 else None
     if ranks is not None:
@@ -102,7 +108,7 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
     refuse_small_vocabulary(vocab_size, chat.tokenizer.token_ids)  # config.json may leave vocab_size out
     context_length = _context_length(config, position_limit)
     speculates = settings.speculation != "off"
-    drafts = speculates and settings.draft is not None and classified is None
+    drafts = speculates and settings.draft is not None
     draft: DraftModel | PredictionHead | None
     draft_model, draft, scorer = _load_draft(settings, chat.tokenizer, vocab_size) if drafts else (None, None, None)
     if settings.speculation == "mtp" and classified is None:
@@ -218,20 +224,26 @@ def _load_draft(
 ) -> tuple[Any, DraftModel, PromptScorer]:
     """Load the draft model, and check that its vocabulary is the tokenizer's. Return it and its two uses."""
     source = str(settings.draft)
-    with as_load_error(f"the draft model {source} cannot be loaded"):
+    with _as_fault_of_draft(source), as_load_error("it cannot be loaded"):
         folder = checkpoint.find_folder(source)
         model, config, position_limit = load_checked(folder, settings.dtype)
         other = checkpoint.load_chat_codec(folder, config).tokenizer
         if (difference := tokenizer.find_difference(other)) is not None:
-            raise LoadError(
-                f"the draft model {source} has another vocabulary: {difference}; "
-                "expected one with the model's tokenizer"
-            )
+            raise LoadError(f"it has another vocabulary: {difference}; expected one with the model's tokenizer")
         split = split_model(model)
         count_logits(model)
         context_length = _context_length(config, position_limit)
         draft = DraftModel(model, split, vocab_size, context_length)
         return model, draft, PromptScorer(model, split, context_length)
+
+
+@contextmanager
+def _as_fault_of_draft(source: str) -> Iterator[None]:
+    """Say of which of the two models a LoadError is."""
+    try:
+        yield
+    except LoadError as error:
+        raise LoadError(f"the draft model {source}: {error.message}") from error
 
 
 def load_checked(

@@ -19,6 +19,7 @@ from dataclasses import replace
 from itertools import chain
 
 from scorepool.engine.images import PlacedImage
+from scorepool.engine.scheduling import verified
 from scorepool.engine.scheduling.kv_budget import KVBudget
 from scorepool.engine.scheduling.packing import pack_forwards
 from scorepool.engine.scheduling.policy import PrefillPolicy
@@ -131,11 +132,9 @@ class Scheduler:
         for result in results:
             sequence = result.slice.sequence
             sequence.num_computed -= result.num_rejected
-            sequence.num_proposed += len(result.slice.proposed_ids)
-            sequence.num_accepted += len(result.slice.proposed_ids) - result.num_rejected
-            if sequence.reports_proposals and result.error is None:
-                sequence.proposals += result.proposals
+            verified.record(result)
             if sequence.is_done:
+                verified.take_back_cut(sequence)
                 done.append(sequence)
         if self.speculator and results:
             decoding = set(self.decoding)

@@ -85,7 +85,7 @@ def serve(models: list[str] | None, environ: dict[str, str], *, one_worker: bool
     names = [name for spec in specs for name in parse_model(spec)[0]]
     if len(set(names)) < len(names):
         raise CommandError("--model: the same NAME is given twice")
-    check_drafts(settings, names)
+    check_drafts(settings, [parse_model(spec)[0][0] for spec in specs])
     check_adapters(settings, names, len(specs))
     given = merge(environ)
     url = settings.redis_url if given.keys() & {"SCOREPOOL_REDIS_URL", "SCOREPOOL_REDIS_URL_FILE"} else ""
@@ -112,13 +112,13 @@ def serve(models: list[str] | None, environ: dict[str, str], *, one_worker: bool
 
 
 def check_drafts(settings: store.Settings, names: Sequence[str]) -> None:
-    """Refuse drafts of models that are not served. Raises CommandError."""
+    """Refuse drafts of models that have none of these first names. Raises CommandError."""
     try:
         drafts = store.parse_drafts(settings.drafts)
     except store.SettingsError as error:
         raise CommandError(f"--draft: {error}") from None
     if unknown := drafts.keys() - set(names):
-        expected = f"expected one of the models that are served: {', '.join(names)}"
+        expected = f"expected the first name of a model that is served: {', '.join(names)}"
         raise CommandError(f"--draft names {min(unknown)!r}; {expected}")
 
 

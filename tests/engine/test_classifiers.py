@@ -42,6 +42,14 @@ def assert_near(found: list[list[float]], model: torch.nn.Module, texts: list[li
         assert logits == pytest.approx(logits_of(model, text), abs=1e-4), len(text)
 
 
+def test_a_draft_of_a_model_that_generates_nothing_is_refused(
+    tmp_path: Path, open_engine: Open, folder_of: Callable[[str], Path]
+):
+    build(tmp_path, "llama", num_labels=3)
+    with pytest.raises(LoadError, match="the model is a classifier, which generates nothing: expected none"):
+        open_engine(tmp_path, speculation="draft", draft=str(folder_of("llama")))
+
+
 @pytest.mark.parametrize(
     "family", [each if each in COMMON else pytest.param(each, marks=pytest.mark.soak) for each in _PREFIXES]
 )

@@ -150,9 +150,9 @@ def test_a_long_prompt_rows_that_leave_and_rows_that_were_canceled(
 @pytest.mark.parametrize(
     ("draft", "sentence"),
     [
-        ("gemma3", "keeps a state or a sliding window"),
-        ("demo", "has another vocabulary: token"),
-        ("/nowhere", "/nowhere"),
+        ("gemma3", "the draft model .*gemma3: it keeps a state or a sliding window"),
+        ("demo", "the draft model .*demo: it has another vocabulary: token"),
+        ("/nowhere", "the draft model /nowhere: there is no folder"),
     ],
 )
 def test_a_draft_that_cannot_work_is_refused_by_name(

@@ -155,6 +155,8 @@ def test_a_killed_serve_leaves_no_process_and_its_jobs_survive(tmp_path: Path):
         (["serve", "--log-level", "loud"], {}, "SCOREPOOL_LOG_LEVEL='LOUD'"),
         (["serve", "--model", "demo"], {}, "NAME[,ALIAS...]=FOLDER_OR_HUB_ID"),
         (["serve", "--model", "a=x", "--model", "a=y"], {}, "given twice"),
+        (["serve", "--model", "a,b=x", "--draft", "b=y"], {}, "expected the first name of a model that is served: a"),
+        (["serve", "--model", "a=x", "--draft", "a="], {}, "--draft: draft 'a=': expected one NAME=FOLDER_OR_HUB_ID"),
         (["serve", "--host", "0.0.0.0"], {}, "SCOREPOOL_API_KEYS"),
         (["serve", "--model", "gone=/no/such/folder"], {}, "/no/such/folder"),
         (["serve"], {"SCOREPOOL_API_KEY": "sp_x"}, "set SCOREPOOL_API_KEYS to the entry"),

@@ -137,7 +137,7 @@ def _to_generated(
             speculation=request.speculation,
             speculation_tokens=request.speculation_tokens,
             keep_pct=_keep_pct(request),
-            reports_proposals=request.include_draft_logprobs and max_tokens > 0,
+            reports_proposals=request.include_draft_logprobs,
             sampling=_sampling(request, index, max_tokens, exclusions) if max_tokens else None,
             constraint=constraint,
         )

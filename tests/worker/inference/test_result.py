@@ -253,6 +253,14 @@ def test_a_generate_job_of_no_tokens_only_scores_its_prompt():
     assert (result.token_ids, result.text, result.finish_reason) == ([*b"ab"], "ab", None)
 
 
+def test_a_generate_job_of_no_tokens_has_no_proposed_ones():
+    request = generate(prompt="ab", max_tokens=0, prompt_logprobs=True, add_bos=False, include_draft_logprobs=True)
+    prepared = translate(request)
+    prepared[0].sequence.columns.logprobs = [None, -1.0]
+
+    assert result_of(request, prepared).draft_logprobs == []
+
+
 def test_a_biased_sequence_reports_the_distribution_that_it_sampled_from():
     request = generate(prompt="a", logit_bias={98: -100.0}, max_tokens=1)
     prepared = translate(request)

@@ -122,6 +122,8 @@ def main() -> None:
     parser.add_argument("--simulate", action="store_true", help="simulate 10 to 10,000 workers: bench.fleet_simulation")
     parser.add_argument("scenario", nargs="*", help=f"{', '.join(SCENARIOS)} (default: all)")
     options = parser.parse_args()
+    if options.simulate and options.scenario:
+        parser.error(f"--simulate takes no scenario: {' '.join(options.scenario)}")
     if options.simulate:
         fleet_simulation.run(fleet_simulation.WORKERS)
         return

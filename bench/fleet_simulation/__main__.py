@@ -12,14 +12,16 @@ from redis import Redis
 
 from bench.fleet_simulation import real_run
 from bench.fleet_simulation.costs import Costs, measure
-from bench.fleet_simulation.simulation import Fleet, Measured, Simulation, Workload
+from bench.fleet_simulation.simulation import Fleet, Simulation, Workload
 from scorepool.local.redis_server import RedisServer
 
 WORKERS = (10, 30, 100, 300, 1000, 3000, 10_000)
+MAX_WORKERS = 100_000  # whose simulation takes minutes
 LOAD = 0.7
 RTT_S = 0.002
 SILENT_PER_HOUR = 0.5
 FULL = 0.95  # of a core: above it, Redis is what limits the fleet
+MAX_EXCESS = 2  # jobs are submitted at most so many times as fast as Redis's thread can take them
 WORKLOADS = (
     Workload(name="scores, 32 rows in 0.32 s", rows=32, step_s=0.32, num_steps=1),
     Workload(name="128 tokens at 20/s, 32 rows", rows=32, step_s=0.05, num_steps=128),
@@ -34,26 +36,29 @@ def cost_table(costs: Costs) -> Iterator[str]:
         yield f"| `{name}` | {getattr(costs, name) * 1e6:.2f} |"
 
 
-def simulate(costs: Costs, workload: Workload, num_workers: int) -> Measured:
+def fleet_of(costs: Costs, workload: Workload, num_workers: int) -> Fleet:
+    """Return the fleet to simulate: for seconds, and with jobs, that take a minute of this machine at most."""
     seconds = max(20.0, 4 * workload.job_s) if num_workers < 3000 else max(10.0, 3 * workload.job_s)
-    fleet = Fleet(
+    return Fleet(
         num_workers=num_workers,
         workload=workload,
         load=LOAD,
         rtt_s=RTT_S,
         seconds=seconds,
         silent_per_hour=SILENT_PER_HOUR,
+        max_jobs_per_s=MAX_EXCESS / (costs.submit + costs.claim_job + costs.finish_job + costs.read),
     )
-    return Simulation(fleet, costs).run()
 
 
 def fleet_table(costs: Costs, counts: Sequence[int]) -> Iterator[str]:
     yield "| jobs | workers | submitted/s | ended/s | Redis busy | wait p50 | wait p99 |\n|---|---|---|---|---|---|---|"
     for workload in WORKLOADS:
         for count in counts:
-            found = simulate(costs, workload, count)
+            found = Simulation(fleet_of(costs, workload, count), costs).run()
+            wanted = LOAD * count * workload.jobs_per_s
+            of_wanted = f" of {wanted:.0f}" if found.offered_per_s < wanted else ""
             yield (
-                f"| {workload.name} | {count} | {found.offered_per_s:.0f} | {found.ended_per_s:.0f} | "
+                f"| {workload.name} | {count} | {found.offered_per_s:.0f}{of_wanted} | {found.ended_per_s:.0f} | "
                 f"{found.redis_busy:.0%} | {found.wait_p50_s * 1e3:.0f} ms | {found.wait_p99_s * 1e3:.0f} ms |"
             )
             if found.redis_busy > FULL:
@@ -70,14 +75,26 @@ def check_table(costs: Costs, num_workers: int, seconds: float) -> Iterator[str]
         yield f"| `{name}` | {one:.3f} | {other:.3f} | {deviation} |"
 
 
-def main() -> None:
+def worker_counts(text: str) -> list[int]:
+    """Read numbers of workers. Raises ArgumentTypeError."""
+    counts = [int(count) if count.strip().isdecimal() else 0 for count in text.split(",")]
+    if not all(1 <= count <= MAX_WORKERS for count in counts):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers from 1 to {MAX_WORKERS}, separated by commas")
+    return counts
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line. Ends the process with a sentence if it is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", default=",".join(map(str, WORKERS)), help="how many, separated by commas")
+    parser.add_argument("--workers", type=worker_counts, default=WORKERS, help="how many, separated by commas")
     parser.add_argument("--quick", action="store_true", help="few workers, and a real run of two")
     parser.add_argument("--without-check", action="store_true", help="leave out the real run")
-    options = parser.parse_args()
-    counts = (10, 30) if options.quick else [int(count) for count in options.workers.split(",")]
-    run(counts, is_quick=options.quick, is_checked=not options.without_check)
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = parse()
+    run((10, 30) if options.quick else options.workers, is_quick=options.quick, is_checked=not options.without_check)
 
 
 def run(counts: Sequence[int], *, is_quick: bool = False, is_checked: bool = True) -> None:

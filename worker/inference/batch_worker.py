@@ -46,6 +46,7 @@ from scorepool.worker.inference.run_inference import InferenceRunner
 from scorepool.worker.inference.token_publisher import TokenPublisher
 from scorepool.worker.inference.weights_mover import WeightsMover
 from scorepool.worker.inference.weights_store import WeightsStore, WeightsUnavailable
+from scorepool.worker.machine.launcher import Launcher
 from scorepool.worker.machine.periodic_tasks import PeriodicTask
 from scorepool.worker.machine.watchdog import WatchedOperations
 from scorepool.worker.rq.errors import StartError
@@ -67,6 +68,8 @@ class BatchWorker(Worker):
         self.models: list[HostedModel] = []
         self.budget: Budget | None = None
         self.checkpoints: CheckpointStore | None = None  # of all models
+        is_rank = self.settings.ranks > 1
+        self.launcher = Launcher(lambda: self._stop_requested, self.log) if is_rank else None
 
     def open(self) -> None:
         configured = configured_models(self.settings, self.queue_names())
@@ -145,7 +148,10 @@ class BatchWorker(Worker):
         return frozenset().union(*(hosted.excluded_owners() for hosted in self.models if hosted.group is group))
 
     def periodic_tasks(self) -> list[PeriodicTask]:
-        return [*super().periodic_tasks(), PeriodicTask(self._update_budget, every_s=BUDGET_EVERY_S)]
+        tasks = [*super().periodic_tasks(), PeriodicTask(self._update_budget, every_s=BUDGET_EVERY_S)]
+        if self.launcher is not None:
+            tasks.append(PeriodicTask(self.launcher.check, every_s=1.0))
+        return tasks
 
     def _update_budget(self) -> None:
         if self.budget is not None:

@@ -110,7 +110,7 @@ class BatchUsage(Struct, frozen=True, kw_only=True):
             num_in += result.usage.prompt_tokens
             num_out += result.usage.completion_tokens
             num_cached += result.usage.cached_tokens
-            num_reasoning += sum((sequence.channels or []).count("reasoning") for sequence in result.sequences)
+            num_reasoning += sum(sequence.num_reasoning_tokens for sequence in result.sequences)
         return cls._build(num_in, num_out, num_reasoning, num_cached)
 
     def __add__(self, other: Self) -> Self:

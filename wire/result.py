@@ -140,6 +140,11 @@ class SequenceResult(StreamedColumns, frozen=True, kw_only=True, omit_defaults=T
         Failure | None, Meta(description="The reason why the item has no tokens here, with `on_item_error` `report`.")
     ] = None
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """The number of generated tokens in the channel `reasoning`; 0 if the model has none."""
+        return (self.channels or []).count("reasoning")
+
     def __repr__(self) -> str:
         """Show the text's beginning and the numbers of the whole, never the columns."""
         cut = "..." if len(self.text) > SHOWN_CHARACTERS else ""

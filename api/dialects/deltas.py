@@ -50,6 +50,7 @@ class ChoiceStream:
         self._text = IncrementalDetokenizer()
         self._reasoning = IncrementalDetokenizer()
         self._num_calls = 0
+        self.num_reasoning = 0  # tokens of the channel `reasoning` in the deltas so far
         self._target_bytes: list[bytes] | None = None
 
     @property
@@ -141,6 +142,7 @@ class ChoiceStream:
         calls = [call for call in sequence.tool_calls if num_before <= call.entry < len(self._sent)]
         added = contents[start:end]
         channels = new.channels or ["content"] * len(added)
+        self.num_reasoning += new.num_reasoning_tokens
         added = [b"" if channel == "markup" else content for content, channel in zip(added, channels, strict=True)]
         text, offsets = self._text.add(_only_channel("content", added, channels))
         reasoning, _ = self._reasoning.add(_only_channel("reasoning", added, channels))

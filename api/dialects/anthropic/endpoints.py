@@ -35,7 +35,7 @@ class MessagesEndpoint(Endpoint[MessagesRequest]):
         return MessageWriter(body, context.unique_id)
 
     def field_name(self, body: MessagesRequest, field: str) -> str:
-        return _field_name(field)
+        return messages.field_name(body, field)
 
 
 class CountTokensEndpoint(Endpoint[CountTokensRequest]):
@@ -57,12 +57,7 @@ class CountTokensEndpoint(Endpoint[CountTokensRequest]):
         return TokenCount(input_tokens=len(result.sequences[0].token_ids))
 
     def field_name(self, body: CountTokensRequest, field: str) -> str:
-        return _field_name(field)
-
-
-def _field_name(field: str) -> str:
-    """Map a field of the job to one of the body. Turns and messages have no common numbers."""
-    return "messages" if field.startswith("messages") else messages.field_name(field)
+        return messages.field_name(body, field)
 
 
 MESSAGES = MessagesEndpoint()

@@ -22,22 +22,19 @@ from scorepool.wire.request_fields import (
     TopP,
 )
 
-field_name = map_field(
-    {
-        "json_schema": "output_config.format.schema",
-        "stop": "stop_sequences",
-        "allowed_tools": "tool_choice",
-        "chat_template_kwargs.reasoning_effort": "output_config.effort",
-        "chat_template_kwargs.enable_thinking": "thinking",
-    }
-)
+NAMES = {
+    "json_schema": "output_config.format.schema",
+    "stop": "stop_sequences",
+    "allowed_tools": "tool_choice",
+    "chat_template_kwargs.reasoning_effort": "output_config.effort",
+    "chat_template_kwargs.enable_thinking": "thinking",
+}
 # Fields that this server does not have, with the defaults that pass. Null always passes.
 FOREIGN_FIELDS: Mapping[str, object] = {
     "container": None,
     "diagnostics": None,
     "inference_geo": None,
     "mcp_servers": [],
-    "output_format": None,
     "speed": "standard",
     "thread": None,
 }
@@ -144,6 +141,7 @@ class Conversation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     tool_choice: MessageToolChoice | None = None
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
     output_config: OutputConfig | None = None
+    output_format: Annotated[JsonFormat | None, Meta(description="The earlier name of `output_config.format`.")] = None
     cache_control: CacheControl | None = None
     context_management: ContextManagement | None = None
 
@@ -156,6 +154,8 @@ class Conversation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             )
         blocks = [block for turn in self.messages if not isinstance(turn.content, str) for block in turn.content]
         check_num_calls(isinstance(block, ToolUseBlock) for block in blocks)
+        if self.output_format is not None and self.output_config is not None and self.output_config.format is not None:
+            raise ValueError("`output_format` is the earlier name of `output_config.format`: give one of them")
         choice = self.tool_choice
         if choice is not None and choice.type in ("any", "tool") and not self.tools:
             raise ValueError("`tool_choice` needs `tools`")
@@ -177,6 +177,12 @@ class Conversation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return [tool.to_wire() for tool in self.tools or ()]
 
     @property
+    def json_schema(self) -> dict[str, Any] | None:
+        """The schema that the answer follows."""
+        form = self.output_format or (self.output_config and self.output_config.format)
+        return form.schema if form else None
+
+    @property
     def template_kwargs(self) -> TemplateKwargs:
         """The variables of the chat template that the body sets."""
         kwargs: TemplateKwargs = {}
@@ -185,6 +191,13 @@ class Conversation(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if self.output_config is not None and self.output_config.effort is not None:
             kwargs["reasoning_effort"] = self.output_config.effort
         return kwargs
+
+
+def field_name(body: Conversation, field: str) -> str:
+    """Map a field of the job to one of the body. Turns and messages have no common numbers."""
+    if field.startswith("messages"):
+        return "messages"
+    return map_field(NAMES | ({} if body.output_format is None else {"json_schema": "output_format.schema"}))(field)
 
 
 class CountTokensRequest(Conversation, frozen=True, kw_only=True):
@@ -222,7 +235,7 @@ def to_request(body: MessagesRequest, timeout_s: int) -> wire.Generate:
         allowed_tools=[] if choice.name is None else [choice.name],
         parallel_tool_calls=choice.name is None and not choice.disable_parallel_tool_use,
         chat_template_kwargs=body.template_kwargs,
-        json_schema=body.output_config.format.schema if body.output_config and body.output_config.format else None,
+        json_schema=body.json_schema,
         max_tokens=body.max_tokens,
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,

@@ -155,7 +155,7 @@ class MessageWriter:
     def ended(self, result: wire.Result) -> MessageReply:
         """Return the whole message, after its last delta."""
         [sequence] = result.sequences
-        reasoning = ThinkingTokens(thinking_tokens=(sequence.channels or []).count("reasoning"))
+        reasoning = ThinkingTokens(thinking_tokens=sequence.num_reasoning_tokens)
         return replace(
             self._message(result.usage.prompt_tokens, result.usage.completion_tokens),
             stop_reason=self._stop_reason(sequence),

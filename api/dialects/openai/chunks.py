@@ -64,8 +64,9 @@ class ChunkWriter(ABC, Generic[Chunk]):
         counts = [count for count in self._num_prompt_tokens.values() if count is not None]
         if len(counts) < len(self._num_prompt_tokens):
             return None
-        num_sent = sum(choice.num_sent for choices in self._choices.values() for choice in choices)
-        return to_usage(sum(counts), num_sent, self._ended.values())
+        sent = [choice for choices in self._choices.values() for choice in choices]
+        num_sent, num_reasoning = sum(each.num_sent for each in sent), sum(each.num_reasoning for each in sent)
+        return to_usage(sum(counts), num_sent, self._ended.values(), num_reasoning)
 
     def add(self, event: StreamEvent) -> list[object]:
         """Return the chunks of an event. Raise Diverged if a job ran again and generated other tokens.

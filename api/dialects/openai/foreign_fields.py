@@ -12,7 +12,7 @@ COMMON: dict[str, object] = {
     # vLLM
     "ec_transfer_params": None,
     "guided_choice": None,
-    "guided_decoding_backend": None,
+    "guided_decoding_backend": ANY,  # forms are always followed by llguidance
     "guided_grammar": None,
     "guided_json": None,
     "guided_regex": None,

@@ -265,8 +265,11 @@ def sampling_options(params: SamplingParameters) -> SamplingFields:
 
 
 class CompletionTokensDetails(Struct, frozen=True, kw_only=True):
-    """Count the tokens that speculation proposed."""
+    """Count the tokens of reasoning, and those that speculation proposed."""
 
+    reasoning_tokens: Annotated[
+        int | UnsetType, Meta(description="Tokens in the channel `reasoning`. Present if the model reasoned.")
+    ] = UNSET
     speculation: Annotated[
         Literal["ngram", "draft", "mtp"] | UnsetType, Meta(description="An addition. The source of proposed tokens.")
     ] = UNSET
@@ -303,7 +306,8 @@ class CompletionUsage(Struct, frozen=True, kw_only=True):
         Meta(description="Present if tokens of the prompt were not computed anew, with `specprefill` and with videos."),
     ] = UNSET
     completion_tokens_details: Annotated[
-        CompletionTokensDetails | UnsetType, Meta(description="Present if speculation could propose tokens.")
+        CompletionTokensDetails | UnsetType,
+        Meta(description="Present if the model reasoned, or if speculation could propose tokens."),
     ] = UNSET
 
 
@@ -355,10 +359,13 @@ def usage_of_results(results: Sequence[wire.Result]) -> CompletionUsage:
         sum(result.usage.prompt_tokens for result in results),
         sum(result.usage.completion_tokens for result in results),
         [result.usage for result in results],
+        sum(sequence.num_reasoning_tokens for result in results for sequence in result.sequences),
     )
 
 
-def to_usage(prompt_tokens: int, completion_tokens: int, ended: Iterable[wire.Usage] = ()) -> CompletionUsage:
+def to_usage(
+    prompt_tokens: int, completion_tokens: int, ended: Iterable[wire.Usage] = (), reasoning_tokens: int = 0
+) -> CompletionUsage:
     """Build the usage of these numbers of tokens, and of what was cached and proposed in the jobs that have ended."""
     accepted = proposed = cached = most = frames = 0
     kept: int | UnsetType = UNSET
@@ -370,6 +377,7 @@ def to_usage(prompt_tokens: int, completion_tokens: int, ended: Iterable[wire.Us
             kept = (kept or 0) + usage.kept_tokens
         accepted, proposed = accepted + usage.accepted_tokens, proposed + usage.proposed_tokens
     details = CompletionTokensDetails(
+        reasoning_tokens=reasoning_tokens or UNSET,
         speculation=method,
         speculation_tokens=most or UNSET,
         accepted_prediction_tokens=accepted,
@@ -382,7 +390,7 @@ def to_usage(prompt_tokens: int, completion_tokens: int, ended: Iterable[wire.Us
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details=of_prompt if has_details else UNSET,
-        completion_tokens_details=details if method is not UNSET else UNSET,
+        completion_tokens_details=details if method is not UNSET or reasoning_tokens else UNSET,
     )
 
 

@@ -22,6 +22,7 @@ REGEX = r"[A-C]{2}-\d"
 CHOICE = ["yes", "no, never"]
 EBNF = 'root ::= "<" root ">" | [xyz]'
 LARK = 'start: "<" start ">" | /[xyz]/'
+GUIDANCE = f"%llguidance {{}}\n\nstart: r\nr[capture]: R\nR: /{REGEX}/\n"  # as the package guidance asks a vLLM server
 GUIDED = [
     ({"structured_outputs": {"json": SCHEMA}}, "json"),
     ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, "json"),
@@ -34,6 +35,7 @@ GUIDED = [
     ({"guided_regex": REGEX}, "regex"),
     ({"guided_choice": CHOICE}, "choice"),
     ({"guided_grammar": EBNF}, "grammar"),
+    ({"guided_grammar": GUIDANCE, "guided_decoding_backend": "guidance"}, "regex"),
     ({"regex": REGEX}, "regex"),
     ({"ebnf": EBNF}, "grammar"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}}, "json"),

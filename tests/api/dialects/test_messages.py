@@ -208,6 +208,20 @@ def test_a_schema_is_followed(claude: Anthropic):
     assert set(json.loads(message.content[0].text)) == {"large"}  # type: ignore[union-attr]
 
 
+def test_the_earlier_name_of_a_schema_is_followed(claude: Anthropic):
+    """Inspect sends it, as others do that were written for the beta of structured outputs."""
+    schema = {"type": "object", "properties": {"large": {"type": "boolean"}}, "required": ["large"]}
+    form = {"type": "json_schema", "schema": schema | {"additionalProperties": False}}
+    message = ask(claude, extra_body={"output_format": form}, max_tokens=200)
+
+    assert set(json.loads(message.content[0].text)) == {"large"}  # type: ignore[union-attr]
+    unclear = {"output_format": form, "output_config": {"format": form}}
+    with pytest.raises(anthropic.BadRequestError, match="`output_format` is the earlier name"):
+        ask(claude, extra_body=unclear)
+    with pytest.raises(anthropic.BadRequestError, match=r"output_format\.schema: "):
+        ask(claude, extra_body={"output_format": form | {"schema": {"type": "a"}}})
+
+
 def to_job(**options: Any) -> wire.Generate:
     return messages.to_request(MESSAGES.parse(json.dumps(BODY | options).encode()), 60)
 

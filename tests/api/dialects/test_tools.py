@@ -54,6 +54,7 @@ def test_a_call_with_its_reasoning_and_its_logprobs(sdk: OpenAI):
     assert json.loads(call.function.arguments) == {"place": "Zürich"}
     entries = choice.logprobs.content
     assert len(entries) == completion.usage.completion_tokens == len(CHANNELS)
+    assert completion.usage.completion_tokens_details.reasoning_tokens == len(REASONING)
     assert [entry.channel for entry in entries] == CHANNELS
     assert [entry.token for entry in entries[:3]] == [*REASONING, "</think>"]
     assert b"".join(bytes(entry.bytes) for entry in entries if entry.channel == "content") == "One moment ä".encode()
@@ -64,8 +65,11 @@ def test_a_call_with_its_reasoning_and_its_logprobs(sdk: OpenAI):
 def test_a_stream_with_tools_equals_the_whole_answer(sdk: OpenAI, options: dict[str, Any]):
     whole = chat(sdk, **options)
 
-    chunks = list(chat(sdk, **options, stream=True))
+    chunks = list(chat(sdk, **options, stream=True, stream_options={"include_usage": True}))
 
+    details = chunks[-1].usage.completion_tokens_details
+    assert details == whole.usage.completion_tokens_details
+    assert details.reasoning_tokens == len(REASONING) * len(whole.choices)
     for choice in whole.choices:
         parts = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
         deltas = [part.delta for part in parts]

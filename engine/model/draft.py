@@ -4,6 +4,9 @@
     the model keeps     a b c d e x z                            a b c d e | x      y is dropped
                                            missing                           z      runs first, then what it proposes
 
+A step waits for the draft. So a long prompt goes through it in several steps, a part in each, and what is not read has
+no proposals yet.
+
 All rows run in one batch. A row is drawn as the model's own will be: with its temperature and filters, and with the
 noise of its next tokens, so that two models that agree draw the same tokens.
 """
@@ -23,6 +26,7 @@ from scorepool.engine.sequence import Sampling, Sequence
 
 MAX_MISSING = 32  # tokens that a row may lack and still run with the others
 MAX_CHUNK = 256  # tokens of a prompt in one forward pass
+MAX_READ = 512  # tokens of prompts in one step
 
 
 class DraftModel:
@@ -47,22 +51,26 @@ class DraftModel:
         self._cache: Cache = []
         self._rows: list[Sequence] = []  # in the order of the cache's rows
         self._cached_ids: dict[Sequence, list[int]] = {}  # of each row
+        self._begun: dict[Sequence, tuple[Cache, int]] = {}  # prompts that are no rows yet: their first n tokens
 
     def max_proposed(self, position: int) -> int:
         """Return how many tokens after the one at `position` the draft's context has room for."""
         return max(0, self._context_length - position - 1)
 
     def propose(self, sequences: list[Sequence], num_tokens: int) -> list[Proposal]:
-        """Propose tokens for each sequence, as many as its context has room for. Waits for them.
+        """Propose tokens for each sequence, as many as its context has room for, once it was read. Waits for them.
 
         The caches of all other sequences are dropped.
         """
         self.has_prefilled = False
         asked = set(sequences)
-        self.forget([row for row in self._rows if row not in asked])
+        self.forget([known for known in (*self._rows, *self._begun) if known not in asked])
         self._drop_rejected()
-        for sequence in sequences:
-            self._prefill(sequence)
+        num_free = MAX_READ
+        for sequence in sorted(sequences, key=self._num_missing):
+            num_free -= self._read(sequence, num_free)
+        if not self._rows:
+            return [Proposal()] * len(sequences)
         num_tokens = min(num_tokens, min(self.max_proposed(len(row.token_ids) - 1) for row in self._rows))
         token_ids, logprobs = self._generate(num_tokens)
         made = {
@@ -71,11 +79,14 @@ class DraftModel:
         }
         for row in self._rows:
             self._cached_ids[row] = [*row.token_ids, *made[row].token_ids[:-1]]
-        return [made[sequence] for sequence in sequences]
+        return [made.get(sequence, Proposal()) for sequence in sequences]
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
         """Drop the caches of these sequences. One without a cache is ignored."""
-        gone = {sequence for sequence in sequences if self._cached_ids.pop(sequence, None) is not None}
+        gone = set(sequences)
+        for sequence in gone:
+            self._begun.pop(sequence, None)
+        gone = {sequence for sequence in gone if self._cached_ids.pop(sequence, None) is not None}
         if not gone:
             return
         kept = [number for number, row in enumerate(self._rows) if row not in gone]
@@ -88,6 +99,7 @@ class DraftModel:
     def close(self) -> None:
         """Drop the weights and all caches, for good."""
         self._cached_ids.clear()
+        self._begun.clear()
         self._rows, self._cache = [], []
         del self._model, self._split
         garbage.collect()
@@ -103,19 +115,38 @@ class DraftModel:
         if any(counts):
             kv_rollback.drop_last(self._cache, counts)
 
-    def _prefill(self, sequence: Sequence) -> None:
-        """Run all tokens of a sequence but its last one, if many are missing, in a cache of its own."""
-        cached = self._cached_ids.get(sequence)
-        missing = sequence.token_ids[len(cached or ()) : -1]
-        if cached is not None and len(missing) <= MAX_MISSING:
-            return
-        cache = kv_cache.new(self._model)
-        if cached is not None:
-            cache = kv_cache.take_row(self._cache, self._rows.index(sequence))
+    def _num_missing(self, sequence: Sequence) -> int:
+        """Count the tokens of a sequence, but its last one, that are in no cache."""
+        _, num_begun = self._begun.get(sequence, (None, 0))
+        return len(sequence.token_ids) - 1 - len(self._cached_ids.get(sequence, ())) - num_begun
+
+    def _read(self, sequence: Sequence, most: int) -> int:
+        """Run tokens of a sequence, but its last one, if many are missing: at most `most`. Return how many.
+
+        They run in a cache of their own, which becomes a row when none is missing.
+        """
+        num_missing = self._num_missing(sequence)
+        if sequence in self._cached_ids:
+            if num_missing <= MAX_MISSING:
+                return 0
+            lagging = kv_cache.take_row(self._cache, self._rows.index(sequence)), len(self._cached_ids[sequence])
             self.forget([sequence])
-        for start in range(0, len(missing), MAX_CHUNK):
-            self._split.forward_hidden(mx.array([missing[start : start + MAX_CHUNK]]), cache)
+            self._begun[sequence] = lagging
+        cache, start = self._begun.pop(sequence) if sequence in self._begun else (kv_cache.new(self._model), 0)
+        end = start + min(num_missing, most)
+        for first in range(start, end, MAX_CHUNK):
+            chunk = sequence.token_ids[first : min(first + MAX_CHUNK, end)]
+            self._split.forward_hidden(mx.array([chunk]), cache)
             mx.eval(kv_cache.arrays(cache))
+            self.has_prefilled = True
+        if end - start < num_missing:
+            self._begun[sequence] = cache, end
+        else:
+            self._join(sequence, cache)
+        return end - start
+
+    def _join(self, sequence: Sequence, cache: Cache) -> None:
+        """Append a row, whose cache holds all of its tokens but the last one."""
         merged = kv_cache.merge([cache])
         if self._cache:
             kv_cache.extend(self._cache, merged)
@@ -123,7 +154,6 @@ class DraftModel:
             self._cache = merged
         self._rows.append(sequence)
         self._cached_ids[sequence] = sequence.token_ids[:-1]
-        self.has_prefilled = True
 
     def _generate(self, num_tokens: int) -> tuple[list[list[int]], list[list[float]]]:
         """Return the next tokens of each row and their logprobs, [rows][num_tokens]."""

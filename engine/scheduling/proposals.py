@@ -91,7 +91,8 @@ class Draft(Protocol):
     def propose(self, sequences: list[Sequence], num_tokens: int) -> list[Proposal]:
         """Propose as many tokens for each of these sequences, fewer where the draft's own context ends.
 
-        The caches of all other sequences are dropped.
+        None for one whose prompt the draft has not read yet: a part of it is read in each step. The caches of all other
+        sequences are dropped.
         """
 
     def forget(self, sequences: Iterable[Sequence]) -> None:

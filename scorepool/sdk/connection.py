@@ -67,7 +67,6 @@ class AsyncConnection:
         self.retry_s = retry_s
         self.has_answered = False
         self._has_sent = False
-        self._num_in_flight = 0
         self._warned_at = -math.inf
         self._loop: asyncio.AbstractEventLoop | None = None  # that of the first call
         limits = httpx.Limits(max_connections=None)  # who waits must not block who submits
@@ -137,7 +136,7 @@ class AsyncConnection:
             async for one in retrying:
                 with one:
                     try:
-                        return await self._count(attempt)
+                        return await attempt()
                     except httpx.TransportError as error:
                         may_be_done |= not isinstance(error, NOT_SENT)
                         raise
@@ -153,23 +152,17 @@ class AsyncConnection:
             raise error.with_traceback(None) from None
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _count(self, attempt: Callable[[], Awaitable[R]]) -> R:
-        """Count the attempts in flight, and note whether one may have reached the API."""
-        self._num_in_flight += 1
-        try:
-            return await attempt()
-        except NOT_SENT:
-            raise
-        except BaseException:
-            self._has_sent = True
-            raise
-        finally:
-            self._num_in_flight -= 1
-
     @property
     def may_have_sent(self) -> bool:
         """False if no request can have reached the API so far."""
-        return self.has_answered or self._has_sent or self._num_in_flight > 0
+        return self.has_answered or self._has_sent
+
+    def _extensions(self) -> dict[str, Any]:
+        """Return what lets httpx tell when it begins to send the first request."""
+        return {} if self.may_have_sent else {"trace": self._note}
+
+    async def _note(self, event: str, _: dict[str, Any]) -> None:
+        self._has_sent |= event.endswith(".send_request_headers.started")
 
     def _log(self, state: RetryCallState, call: Call[Any]) -> None:
         error = state.outcome.exception() if state.outcome else None
@@ -198,7 +191,12 @@ class AsyncConnection:
     async def _open_stream(self, call: Call[Any]) -> AsyncGenerator[httpx.Response]:
         timeout = httpx.Timeout(REPLY_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         async with self.http.stream(
-            call.method, call.path, headers=call.headers, params=call.params or None, timeout=timeout
+            call.method,
+            call.path,
+            headers=call.headers,
+            params=call.params or None,
+            timeout=timeout,
+            extensions=self._extensions(),
         ) as reply:
             if not reply.is_success:
                 await reply.aread()
@@ -216,6 +214,7 @@ class AsyncConnection:
             headers=call.headers,
             params=call.params or None,
             timeout=httpx.Timeout(reply_timeout_s + call.wait_s, connect=CONNECT_TIMEOUT_S),
+            extensions=self._extensions(),
         )
         if not reply.is_success:
             raise refusal_of(reply, call.job_id)

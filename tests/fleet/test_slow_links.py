@@ -52,14 +52,14 @@ def test_a_hole_in_an_upload_costs_one_message(tmp_path: Path, kind: str):
 
 
 def test_requests_cross_a_slow_link_once_although_their_leases_are_short(tmp_path: Path):
-    settings = {"FLEET_STEP_S": "0.001", "FLEET_TOKEN_S": "0.0000001", "SCOREPOOL_LEASE_S": "3"}
+    settings = {"FLEET_STEP_S": "0.001", "FLEET_TOKEN_S": "0.0000001", "SCOREPOOL_LEASE_S": "6"}
     with Fleet(tmp_path, settings) as fleet:
         host = fleet.host("narrow")
         fleet.wait_until_up()
-        host.link.change(down_bytes_s=500_000, delay_s=0.02)
+        host.link.change(down_bytes_s=300_000, delay_s=0.02)
         num_before = host.link.num_bytes_down
         job_ids = fleet.submit(*[score(10, prompt_tokens=30_000)] * 40)
         size = 40 * fleet.redis.strlen(store.Keys.request(job_ids[0]))
 
         fleet.wait_until_done(job_ids, 120)
-        assert host.link.num_bytes_down - num_before < 1.3 * size
+        assert host.link.num_bytes_down - num_before < 1.5 * size

@@ -204,7 +204,8 @@ def test_weights_of_one_model_change_while_jobs_of_all_run(
         submitted |= submit_all(alice, range(start, start + 3))
         pushed = push(operator, folder) if start == 10 else send(operator, folder)
         versions[pushed["version"]] = folder
-        submitted |= submit_all(alice, range(start + 3, start + 5))
+        submitted |= (later := submit_all(alice, range(start + 3, start + 5)))
+        next(job for job, (kind, _) in later.items() if kind == "student").result(timeout_s=120)  # before another push
 
     found = {job: job.result(timeout_s=120) for job in submitted}
 

@@ -96,10 +96,11 @@ def test_an_error_is_not_buried_under_the_frames_of_libraries():
         assert text.splitlines()[-1].startswith(f"scorepool.sdk.errors.{type(error).__name__}: ")
 
 
-async def wait_in_vain(url: str) -> None:
+async def wait_in_vain(url: str, num_turns: int) -> None:
     async with AsyncClient(url, retry_s=1000.0) as sdk:
         waiting = asyncio.create_task(sdk.generate("demo", "a"))
-        await asyncio.sleep(0.2)
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         while sdk._submitting:  # noqa: ASYNC110 - a set that empties by itself
@@ -107,5 +108,7 @@ async def wait_in_vain(url: str) -> None:
 
 
 def test_what_was_never_sent_is_given_up_at_once(monkeypatch: pytest.MonkeyPatch):
+    """Whenever it is canceled: before, while and after it connects."""
     monkeypatch.setattr("scorepool.sdk.async_jobs.CANCEL_S", 1000.0)
-    asyncio.run(asyncio.wait_for(wait_in_vain(f"http://127.0.0.1:{free_port()}"), 60.0))
+    for num_turns in range(40):
+        asyncio.run(asyncio.wait_for(wait_in_vain(f"http://127.0.0.1:{free_port()}", num_turns), 60.0))

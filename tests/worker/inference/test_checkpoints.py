@@ -468,12 +468,13 @@ def test_a_result_from_rows_of_two_runs_is_that_of_one_run_to_the_bit_in_exact_m
     redis: Redis, exact_engine: Engine, open_store: Open, request_: wire.Request, num_saved: int
 ):
     store, engine = open_store(), exact_engine
-    runner = InferenceRunner(engine, MODEL, TokenPublisher(redis), checkpoints=store)
     submit(redis, request_)
     first = Run(redis, info=engine.model_info)
-    pending = runner(Job.from_claimed(first.claimed, redis, {}))
+    without = InferenceRunner(engine, MODEL, TokenPublisher(redis))  # what it saves is decided below
+    pending = without(Job.from_claimed(first.claimed, redis, {}))
     prepared = pending.future.result(60)
     undisturbed = pending.finish(prepared)
+    without.close()
     first.checkpoint.rows = {index: each.sequence for index, each in enumerate(prepared[:num_saved])}
     store.add(first.checkpoint)
     until(lambda: len(first.checkpoint.saved) == num_saved, 10)
@@ -481,6 +482,7 @@ def test_a_result_from_rows_of_two_runs_is_that_of_one_run_to_the_bit_in_exact_m
     first.put_back()
 
     second = Run(redis, "other", engine.model_info)
+    runner = InferenceRunner(engine, MODEL, TokenPublisher(redis), checkpoints=store)
     computed_before = engine.stats.prompt_tokens
     pending = runner(Job.from_claimed(second.claimed, redis, {}))
     resumed = pending.finish(pending.future.result(60))

@@ -76,7 +76,9 @@ def test_a_job_is_shown_with_its_result(url: str, job: str):
 
 def test_jobs_are_canceled_and_one_that_cannot_be_gives_status_1(url: str, job: str):
     with Client(url) as client:
-        waiting = client.submit(wire.Generate(model="demo", prompt="a", n=128, max_tokens=400, ignore_eos=True)).detach()
+        waiting = client.submit(
+            wire.Generate(model="demo", prompt="a", n=128, max_tokens=400, ignore_eos=True)
+        ).detach()
     done = run("cancel", waiting.id, job, "no-such-job", url=url)
     assert done.exit_code == 1
     first, second, third = done.stdout.splitlines()

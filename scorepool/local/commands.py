@@ -163,6 +163,8 @@ def worker(models: list[str] | None, environ: dict[str, str], rq_options: Sequen
         parsed = store.parse_models(specs, "--model" if models else "SCOREPOOL_MODELS")
     except store.SettingsError as error:
         raise CommandError(str(error)) from None
+    if "SCOREPOOL_DRAFTS" in environ:  # the environment's may name the models of other workers
+        check_drafts(settings, [names[0] for names, _ in parsed])
     if settings.ranks > 1:
         check_ranks(settings.ranks, len(specs))
         if os.environ["MLX_RANK"] != "0":

@@ -156,6 +156,7 @@ def test_a_killed_serve_leaves_no_process_and_its_jobs_survive(tmp_path: Path):
         (["serve", "--model", "demo"], {}, "NAME[,ALIAS...]=FOLDER_OR_HUB_ID"),
         (["serve", "--model", "a=x", "--model", "a=y"], {}, "given twice"),
         (["serve", "--model", "a,b=x", "--draft", "b=y"], {}, "expected the first name of a model that is served: a"),
+        (["worker", "--model", "a=x", "--draft", "b=y"], {}, "--draft names 'b'; expected the first name of a model"),
         (["serve", "--model", "a=x", "--draft", "a="], {}, "--draft: draft 'a=': expected one NAME=FOLDER_OR_HUB_ID"),
         (["serve", "--host", "0.0.0.0"], {}, "SCOREPOOL_API_KEYS"),
         (["serve", "--model", "gone=/no/such/folder"], {}, "/no/such/folder"),

@@ -25,6 +25,7 @@ from scorepool.engine.model import kv_cache, prefix_file
 from scorepool.engine.model.prefix_file import Layout
 from scorepool.engine.scheduling.prefix_cache import Prefix
 
+MAX_UNNAMED_SHARE = 8  # files that wait for their names have an eighth of the room, or are one
 _ITEM = 4  # bytes of a packed token
 _DIGEST_BYTES = 16
 _NAME = re.compile(r"(\d{1,9})-([0-9a-f]{32})-([0-9a-f]{8})\.safetensors")
@@ -46,14 +47,15 @@ class PrefixStore:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._max_bytes = max_bytes
         self._layout = layout
-        self._lock = Lock()  # guards the index
+        self._lock = Lock()  # guards the index, and `_unnamed_bytes`
         self._index: dict[int, dict[str, Path]] = {}  # by length and digest
         for path in sorted(self._folder.iterdir()):
             if match := _NAME.fullmatch(path.name):
                 self._index.setdefault(int(match[1]), {})[match[2]] = path
         self.num_bytes = sum(size for _, size, _ in self._files())  # of all models, when it was looked last
         self.num_evicted = 0  # files that were removed to make room
-        self._written: SimpleQueue[tuple[Path, int] | None] = SimpleQueue()
+        self._unnamed_bytes = 0  # of files that wait for their names
+        self._written: SimpleQueue[tuple[Path, int, int] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="prefix-store", daemon=True)
         self._thread.start()
 
@@ -91,20 +93,26 @@ class PrefixStore:
         prefix.cache, prefix.last_hidden, prefix.num_bytes = cache, last_hidden, kv_cache.num_bytes(cache)
         return True
 
-    def save(self, prefix: Prefix) -> None:
-        """Write what sequences continue from. A disk that is full is logged."""
+    def save(self, prefix: Prefix) -> bool:
+        """Write what sequences continue from; a full disk is logged. Return False if too many files wait for names."""
+        if prefix.num_bytes > self._max_bytes:
+            return True
+        with self._lock:
+            if self._unnamed_bytes > self._max_bytes // MAX_UNNAMED_SHARE:
+                return False
+            self._unnamed_bytes += prefix.num_bytes
         digest = _digest_of(prefix)
         path = self._folder / f"{prefix.length}-{digest}.{secrets.token_hex(4)}.safetensors"
-        if prefix.num_bytes > self._max_bytes:
-            return
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # it may have been removed
             prefix_file.save(path, prefix.cache, prefix.last_hidden, self._says(digest))
         except (OSError, RuntimeError) as error:  # mlx raises RuntimeError
             log.warning("%s cannot be written: %s", path, error)
             _remove(path)
-            return
-        self._written.put((path, prefix.length))
+            self._note_named(prefix.num_bytes)
+            return True
+        self._written.put((path, prefix.length, prefix.num_bytes))
+        return True
 
     def close(self) -> None:
         """Finish the files that were written, and end the thread."""
@@ -126,16 +134,23 @@ class PrefixStore:
         """Remove the oldest files, and name those that were written by their checksums."""
         self._remove_oldest()  # the last process may have had more room
         while (written := self._written.get()) is not None:
-            unnamed, length = written
+            unnamed, length, num_bytes = written
             digest = unnamed.name.split(".")[0].partition("-")[2]
             try:
                 found = prefix_file.checksum(unnamed, 2 * self._max_bytes)
                 path = unnamed.rename(unnamed.with_name(f"{length}-{digest}-{found:08x}.safetensors"))
                 with self._lock:
                     self._index.setdefault(length, {})[digest] = path
+            except FileNotFoundError:
+                log.debug("%s has made room before it had a name", unnamed)
             except (OSError, ValueError) as error:
                 log.warning("%s cannot be kept: %s", unnamed, error)
             self._remove_oldest()
+            self._note_named(num_bytes)
+
+    def _note_named(self, num_bytes: int) -> None:
+        with self._lock:
+            self._unnamed_bytes -= num_bytes
 
     def _remove_oldest(self) -> None:
         """Remove the least recently used files beyond `max_bytes`, with those that a process has left unfinished."""

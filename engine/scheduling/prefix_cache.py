@@ -90,8 +90,8 @@ class Store(Protocol):
     def load(self, prefix: Prefix) -> bool:
         """Give a prefix its cache, size and last hidden state. Return False if they are not there any more."""
 
-    def save(self, prefix: Prefix) -> None:
-        """Keep what a computed prefix holds."""
+    def save(self, prefix: Prefix) -> bool:
+        """Keep what a computed prefix holds. Return False if it has too much to do for that now."""
 
     @property
     def num_bytes(self) -> int:
@@ -258,9 +258,8 @@ class PrefixCache:
         is_worth_it = prefix.length >= MIN_STORED_TOKENS and prefix.num_bytes > 0
         if self.store is None or prefix.is_stored or not is_worth_it or _root_of(prefix) is not self._base:
             return False
-        self.store.save(prefix)
-        prefix.is_stored = True
-        return True
+        prefix.is_stored = self.store.save(prefix)
+        return prefix.is_stored
 
     def _drop(self, prefix: Prefix) -> int:
         num_bytes: int = prefix.num_bytes

@@ -8,13 +8,14 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from threading import Event
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from scorepool.engine.model import kv_cache
+from scorepool.engine.model import kv_cache, prefix_file
 from scorepool.engine.model.prefix_file import Layout, describe
 from scorepool.engine.model.prefix_store import PrefixStore
 from scorepool.engine.scheduling.prefix_cache import Prefix
@@ -254,6 +255,23 @@ def test_the_bound_holds_after_a_restart_with_less_room(tmp_path: Path, open_sto
 def test_a_prefix_beyond_the_bound_is_not_written(tmp_path: Path, open_store: Callable[..., PrefixStore]):
     stored(open_store, computed(), max_bytes=1000)
     assert files(tmp_path) == []
+
+
+def test_files_that_are_written_faster_than_they_are_named_are_bounded(
+    tmp_path: Path, open_store: Callable[..., PrefixStore], monkeypatch: pytest.MonkeyPatch
+):
+    may_name, checksum = Event(), prefix_file.checksum
+    monkeypatch.setattr(prefix_file, "checksum", lambda *args: may_name.wait(30) and checksum(*args))
+    store = open_store(max_bytes=8 * computed().num_bytes)
+    assert [store.save(computed(seed)) for seed in range(6)] == [True, True, False, False, False, False]
+    assert len(files(tmp_path)) == 2
+    may_name.set()
+    store.close()
+    assert len(files(tmp_path)) == 2
+    store = open_store()
+    assert load(store, computed(0))
+    assert store.save(computed(9))
+    store.close()
 
 
 def test_two_workers_share_a_folder_and_keep_its_bound(tmp_path: Path, open_store: Callable[..., PrefixStore]):

@@ -153,7 +153,7 @@ class OneFile:
         prefix.cache, prefix.num_bytes = "loaded", 10
         return True
 
-    def save(self, prefix: Prefix) -> None:
+    def save(self, prefix: Prefix) -> bool:
         raise AssertionError("a short prefix is not worth a file")
 
 

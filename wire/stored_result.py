@@ -9,8 +9,9 @@ others is a list of sequences, in their order.
 import zlib
 from collections.abc import Iterable, Iterator
 from struct import Struct as ByteStruct
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from scorepool.wire.codec import Invalid, encode, parse
@@ -26,8 +27,8 @@ class StoredResult(Struct, tag="stored", frozen=True, kw_only=True):
     """Record that a job's result is in the result store, under its id and that of the execution that computed it."""
 
     execution: str
-    num_bytes: int  # of the object
-    num_sequences: int
+    num_bytes: Annotated[int, Meta(ge=0)]  # of the object
+    num_sequences: Annotated[int, Meta(ge=0, lt=2**32)]
 
 
 RecordedOutcome = Result | Failure | StoredResult  # what Redis holds of a job's end
@@ -85,6 +86,11 @@ def decode_head(body: bytes) -> Result:
 def decode_sequences(body: bytes) -> list[SequenceResult]:
     """Decode one of the other frames. Raises Invalid."""
     return parse(body, list[SequenceResult], "msgpack", "a stored result")
+
+
+def count_sequences(body: bytes) -> int:
+    """Return how many sequences one of the other frames has."""
+    return int.from_bytes(body[1:_ARRAY_HEADER_BYTES], "big")
 
 
 def without_array_header(body: bytes) -> bytes:

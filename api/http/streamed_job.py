@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from scorepool import wire
 from scorepool.api.http.formats import MEDIA_TYPES
 from scorepool.api.http.large_replies import LARGE_BYTES, HeldResults, send_body
-from scorepool.wire.stored_result import decode_head, decode_sequences, without_array_header
+from scorepool.wire.stored_result import count_sequences, decode_head, decode_sequences, without_array_header
 
 logger = logging.getLogger(__name__)
 # Where the sequences of an empty result begin. No text before can hold these bytes: JSON escapes its quotes, and in
@@ -60,12 +60,14 @@ class StreamedJob(Response):
     async def _send_body(self, send: Send) -> None:
         before, after = await self._held.run(self._around, is_large=len(self._first) > LARGE_BYTES)
         await send_body(send, before)
-        is_first = True
+        num_sequences = 0
         async for frame in self._frames:
             is_large = self._format == "json" or len(frame) > LARGE_BYTES
             piece = await self._held.run(lambda frame=frame: self._sequences(frame), is_large=is_large)  # type: ignore[misc]
-            await send_body(send, piece if is_first or self._format == "msgpack" else b"," + piece)
-            is_first = False
+            await send_body(send, b"," + piece if num_sequences and self._format == "json" else piece)
+            num_sequences += count_sequences(frame)
+        if num_sequences != self._num_sequences:
+            raise StoredResultBroken(f"it has {num_sequences} sequences instead of {self._num_sequences}")
         await send_body(send, after)
 
     def _around(self) -> tuple[bytes, bytes]:

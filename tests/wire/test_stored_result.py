@@ -10,6 +10,7 @@ from scorepool.wire.stored_result import (
     FRAME_BYTES,
     FrameReader,
     StoredResult,
+    count_sequences,
     decode_recorded,
     read_object,
     to_frames,
@@ -94,3 +95,15 @@ def test_redis_records_a_result_a_failure_or_where_the_result_is():
     for outcome in (stored, failure, RESULT):
         assert wire.encode(decode_recorded(wire.encode(outcome))) == wire.encode(outcome)
     assert len(wire.encode(replace(stored, execution="f" * 40, num_bytes=2**40, num_sequences=2**31))) < 256
+
+
+@pytest.mark.parametrize("wrong", [{"num_sequences": -1}, {"num_sequences": 2**40}, {"num_bytes": -1}])
+def test_a_record_with_sizes_that_no_result_has_is_invalid(wrong: dict[str, int]):
+    record = replace(StoredResult(execution="abc", num_bytes=3, num_sequences=1), **wrong)
+    with pytest.raises(wire.Invalid):
+        decode_recorded(wire.encode(record))
+
+
+def test_frames_count_their_sequences():
+    _, *bodies = FrameReader(PATH, sum(map(len, to_frames(LARGE, PATH)))).feed(b"".join(to_frames(LARGE, PATH)))
+    assert sum(map(count_sequences, bodies)) == len(LARGE.sequences)

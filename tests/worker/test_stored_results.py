@@ -193,6 +193,12 @@ def test_trouble_with_the_store_ends_in_sentences_and_stops_nothing_else(
         assert http.get(f"/v1/jobs/{job_id}").status_code == 503
         folder.with_name("away").rename(folder)
         assert http.get(f"/v1/jobs/{job_id}").json()["status"] == "finished"
+        recorded = redis.get(Keys.outcome(job_id))
+        redis.set(Keys.outcome(job_id), wire.encode(replace(found, num_sequences=7)), keepttl=True)
+        for accept in ("application/json", "application/msgpack"):
+            with pytest.raises(httpx.RemoteProtocolError):
+                http.get(f"/v1/jobs/{job_id}", headers={"Accept": accept})
+        redis.set(Keys.outcome(job_id), recorded, keepttl=True)
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
         with pytest.raises(httpx.RemoteProtocolError):  # the reply has begun when the damage is found
             http.get(f"/v1/jobs/{job_id}")

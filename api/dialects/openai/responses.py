@@ -222,7 +222,7 @@ class ResponseRequest(SamplingRequest, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    max_tool_calls: NoEffect[int] | None = None
+    max_tool_calls: NoEffect[Annotated[int, Meta(ge=1, le=2**31 - 1)]] | None = None
     metadata: Metadata | None = None
     service_tier: NoEffect[Literal["auto", "default", "flex", "priority"]] | None = None
     prompt_cache_key: NoEffect[str] | None = None

@@ -95,7 +95,8 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     sampling_params: SamplingParams | None = None
     return_logprob: bool | None = False
     logprob_start_len: (
-        Annotated[int, Meta(ge=-1, description="First token of the input with an entry; -1: the last.")] | None
+        Annotated[int, Meta(ge=-1, le=2**31 - 1, description="First token of the input with an entry; -1: the last.")]
+        | None
     ) = -1
     top_logprobs_num: TopK | None = 0
     return_text_in_logprobs: bool = False

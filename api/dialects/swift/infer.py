@@ -27,6 +27,8 @@ from scorepool.wire.request_fields import (
 MAX_REQUESTS = 1024
 NotRead = Annotated[Any, Meta(description="Has no effect here.")]
 
+_Int = Annotated[int, Meta(le=2**31 - 1)]  # of which one value is supported
+
 
 class TokensOfTurn(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Give the token ids of a turn. `loss_scale` is the trainer's own."""
@@ -119,13 +121,13 @@ class InferConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         | None
     ) = None
     return_details: Annotated[bool | None, Meta(description="The reply has token ids.")] = None
-    n: int | None = None
-    best_of: int | None = None
-    num_beams: int | None = None
+    n: _Int | None = None
+    best_of: _Int | None = None
+    num_beams: _Int | None = None
     length_penalty: float | None = None
     stream: bool | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: _Int | None = None
     structured_outputs_regex: str | None = None
 
     def __post_init__(self) -> None:

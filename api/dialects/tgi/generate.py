@@ -54,7 +54,7 @@ class TextGenerationParameters(Struct, frozen=True, forbid_unknown_fields=True, 
     """Choose how to sample and what to report. A field that is null has its default."""
 
     adapter_id: Annotated[ModelName | None, Meta(description="LoRA adapter of the model.")] = None
-    best_of: Annotated[int | None, Meta(description="Only 1.")] = None
+    best_of: Annotated[Annotated[int, Meta(le=2**31 - 1)] | None, Meta(description="Only 1.")] = None
     decoder_input_details: Annotated[
         bool | None, Meta(description="Report the prompt's tokens as `prefill`. Needs `details`.")
     ] = None
@@ -75,9 +75,10 @@ class TextGenerationParameters(Struct, frozen=True, forbid_unknown_fields=True, 
     top_k: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     top_n_tokens: Annotated[TopK | None, Meta(description="Most likely tokens beside each generated one.")] = None
     top_p: TopP | None = None
-    truncate: Annotated[int, Meta(ge=1, description="Keep so many tokens of the prompt at most, the last.")] | None = (
-        None
-    )
+    truncate: (
+        Annotated[int, Meta(ge=1, le=2**31 - 1, description="Keep so many tokens of the prompt at most, the last.")]
+        | None
+    ) = None
     typical_p: Annotated[float | None, Meta(description="Only 1.")] = None
     watermark: Annotated[bool | None, Meta(description="Only false.")] = None
 

@@ -26,7 +26,7 @@ class SequenceLogprobsRequest(Struct, frozen=True, forbid_unknown_fields=True, k
         list[TokenIds], Meta(min_length=1, max_length=MAX_LIST_LENGTH, description="Prompts with their completions.")
     ]
     prompt_lengths: Annotated[
-        list[Annotated[int, Meta(ge=0)]],
+        list[Annotated[int, Meta(ge=0, le=2**31 - 1)]],
         Meta(max_length=MAX_LIST_LENGTH, description="Number of tokens of each sequence that are prompt."),
     ]
     top_logprobs: TopK = 100

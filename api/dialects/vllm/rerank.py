@@ -31,7 +31,9 @@ class RerankRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     model: OptionalModel = None
     query: Text
     documents: Annotated[list[Text | Document], Meta(min_length=1, max_length=MAX_LIST_LENGTH)]
-    top_n: Annotated[int, Meta(ge=0, description="Report so many, the best. 0 and null: all.")] | None = None
+    top_n: Annotated[int, Meta(ge=0, le=2**31 - 1, description="Report so many, the best. 0 and null: all.")] | None = (
+        None
+    )
     return_documents: Annotated[bool | None, Meta(description="false: without `document`.")] = None
     instruction: Instruction = None
     use_activation: UseActivation = None

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import Struct
 
@@ -12,6 +13,7 @@ from scorepool import wire
 from scorepool.api.app import DIALECTS, create_app
 from scorepool.api.dialects.deltas import Diverged
 from scorepool.api.dialects.protocol import Context, Dialect, Endpoint
+from scorepool.api.dialects.sglang.endpoints import GENERATE
 from scorepool.store import Settings
 from tests.api.conftest import Serving, eventually
 from tests.api.fake_worker import COMPLETED, FakeWorker
@@ -147,3 +149,34 @@ async def test_an_application_without_it_does_not_describe_it(monkeypatch: pytes
     monkeypatch.setattr(scorepool.api.app, "DIALECTS", DIALECTS)
 
     assert "ShoutReply" not in create_app(Settings()).openapi()["components"]["schemas"]
+
+
+def unbounded(node: msgspec.inspect.Type, path: str, seen: tuple[type, ...] = ()) -> list[str]:
+    """Return the paths of the integers of a type that may be of any size."""
+    match node:
+        case msgspec.inspect.IntType():
+            return [path] if node.le is None and node.lt is None else []
+        case msgspec.inspect.UnionType():
+            return [found for each in node.types for found in unbounded(each, path, seen)]
+        case msgspec.inspect.ListType():
+            return unbounded(node.item_type, f"{path}[]", seen)
+        case msgspec.inspect.DictType():
+            return unbounded(node.value_type, f"{path}{{}}", seen)
+        case msgspec.inspect.Metadata():
+            return unbounded(node.type, path, seen)
+        case msgspec.inspect.StructType() if node.cls not in seen:
+            seen = (*seen, node.cls)
+            return [found for each in node.fields for found in unbounded(each.type, f"{path}.{each.name}", seen)]
+        case _:
+            return []
+
+
+def test_no_number_of_a_body_is_too_large_for_redis():
+    """An integer of more than 64 bits passes JSON, but not msgpack: the request would end with 500."""
+    endpoints = [endpoint for dialect in DIALECTS for endpoint in dialect.endpoints if hasattr(endpoint, "body_type")]
+    bodies = {endpoint.path: endpoint.body_type for endpoint in (*endpoints, GENERATE)}
+
+    found = {path: unbounded(msgspec.inspect.type_info(body), "") for path, body in bodies.items()}
+
+    assert len(found) > 15
+    assert {path: numbers for path, numbers in found.items() if numbers} == {}

@@ -75,7 +75,7 @@ class Adapters:
             raise BadRequest(
                 f"lora_name: {name!r} is the name of another model or adapter, expected a new one", "lora_name"
             )
-        if has_it and not body.load_inplace:
+        if has_it and not body.load_inplace and not await self._is_unloaded(base, name):
             raise BadRequest(
                 f"lora_name: the adapter {name!r} is loaded already, expected a new name, or `load_inplace` true to "
                 "replace it",
@@ -110,10 +110,19 @@ class Adapters:
     async def _until_shown(self, base: str, name: str, fingerprint: str | None) -> None:
         """Wait until all live workers serve the adapter of this fingerprint; none if it is None. Raises Unavailable."""
         deadline = clock_s() + WAIT_S
-        while any(_fingerprint(model, name) != fingerprint for model in await self._models.workers_of(base)):
+        while not await self._all_show(base, name, fingerprint):
             if clock_s() > deadline:
                 raise Unavailable(f"not all workers of {base!r} have moved within {WAIT_S:.0f} s; they will")
             await asyncio.sleep(POLL_S)
+
+    async def _all_show(self, base: str, name: str, fingerprint: str | None) -> bool:
+        workers = await self._models.workers_of(base)
+        return bool(workers) and all(_fingerprint(model, name) == fingerprint for model in workers)
+
+    async def _is_unloaded(self, base: str, name: str) -> bool:
+        """True if an adapter was unloaded, whatever a worker still shows: a late heartbeat is from before."""
+        record = decode.message(await self._redis_of(base).hget(store.Keys.adapters(base), name), wire.AdapterRecord)
+        return record is not None and record.state == "unloaded"
 
     async def _reports(self, base: str, serial: str) -> dict[str, wire.AdapterReport]:
         """Return the reports about an act, by worker."""

@@ -58,6 +58,36 @@ async def test_an_adapter_is_served_when_all_workers_show_it(serving: Serving, r
         assert (await http.post("/v1/jobs", json=score(model="sql"))).status_code == 202
 
 
+async def test_the_name_of_an_unloaded_adapter_is_free_whatever_a_late_worker_shows(
+    serving: Serving, redis: Redis, two: list[FakeWorker]
+):
+    unloaded = wire.AdapterRecord(serial="s", path="", state="unloaded")
+    async with serving() as http:
+        two[1].register(adapters=[adapter()])
+        refused = await http.post("/v1/load_lora_adapter", json=LOAD)
+        redis.hset(store.Keys.adapters("demo"), "sql", wire.encode(unloaded))
+        loading = asyncio.create_task(http.post("/v1/load_lora_adapter", json=LOAD))
+        await eventually(lambda: record(redis).state == "staged")
+        for worker in two:
+            report(redis, worker, fingerprint="a" * 64)
+            worker.register(adapters=[adapter()])
+        assert (await loading).status_code == 200
+    assert (refused.status_code, "is loaded already" in refused.text) == (400, True)
+
+
+async def test_an_adapter_is_not_unloaded_while_no_worker_says_so(
+    serving: Serving, redis: Redis, two: list[FakeWorker], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("scorepool.api.repositories.adapters.WAIT_S", 0.5)
+    for worker in two:
+        worker.register(adapters=[adapter()])
+    async with serving() as http:
+        unloading = asyncio.create_task(http.post("/v1/unload_lora_adapter", json={"lora_name": "sql"}))
+        await eventually(lambda: record(redis))
+        redis.delete(store.Keys.models)
+        assert (await unloading).status_code == 503
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

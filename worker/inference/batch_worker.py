@@ -68,8 +68,6 @@ class BatchWorker(Worker):
         self.models: list[HostedModel] = []
         self.budget: Budget | None = None
         self.checkpoints: CheckpointStore | None = None  # of all models
-        is_rank = self.settings.ranks > 1
-        self.launcher = Launcher(lambda: self._stop_requested, self.log) if is_rank else None
 
     def open(self) -> None:
         configured = configured_models(self.settings, self.queue_names())
@@ -149,8 +147,9 @@ class BatchWorker(Worker):
 
     def periodic_tasks(self) -> list[PeriodicTask]:
         tasks = [*super().periodic_tasks(), PeriodicTask(self._update_budget, every_s=BUDGET_EVERY_S)]
-        if self.launcher is not None:
-            tasks.append(PeriodicTask(self.launcher.check, every_s=1.0))
+        if self.settings.ranks > 1:
+            launcher = Launcher(lambda: self._stop_requested, self.log)
+            tasks.append(PeriodicTask(launcher.check, every_s=1.0))
         return tasks
 
     def _update_budget(self) -> None:

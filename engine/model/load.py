@@ -94,8 +94,10 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
         )
     chat = _load_chat_codec(folder, config, settings)
     ranks = RankGroup(settings.ranks) if settings.ranks > 1 else None
+    fingerprint = None  # made once: it reads all weights
     if ranks is not None:
-        settings = _agree(ranks, folder, settings)
+        fingerprint = checkpoint.fingerprint(folder)
+        settings = _agree(ranks, fingerprint, settings)
     model, config, position_limit = load_checked(folder, settings.dtype, checks_settings=False, ranks=ranks)
     mx.set_cache_limit(memory_budget.CACHE_LIMIT_BYTES)
     tapped = split_model(model)
@@ -120,7 +122,7 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
     towers = [] if images.tower is None else [images.tower]
     cache_sizes, num_bytes = memory_budget.cache_sizes(*models), memory_budget.weights_bytes(*models, *towers)
     model_info = ModelInfo(
-        fingerprint=checkpoint.fingerprint(folder),
+        fingerprint=fingerprint or checkpoint.fingerprint(folder),
         weights_version=settings.weights_version,
         dtype=checkpoint.weights_dtype(model),
         quantization=checkpoint.quantization(config),
@@ -174,14 +176,14 @@ def _reason_for_whole_prompts(
     return rope_positions.find_fault(model, split, vocab_size)
 
 
-def _agree(ranks: RankGroup, folder: Path, settings: EngineSettings) -> EngineSettings:
+def _agree(ranks: RankGroup, fingerprint: str, settings: EngineSettings) -> EngineSettings:
     """Compare what the ranks have before their first exchange of a model. Return the settings of the smallest rank.
 
     Raises LoadError. Shares of different models would exchange sums of different shapes.
     """
     ranks.agree(
         {
-            "fingerprint": checkpoint.fingerprint(folder),
+            "fingerprint": fingerprint,
             "dtype": settings.dtype,
             "speculation": settings.speculation,
             "versions": json.dumps(_versions()),
@@ -192,7 +194,7 @@ def _agree(ranks: RankGroup, folder: Path, settings: EngineSettings) -> EngineSe
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of what decides about the numbers."""
+    """Return the versions of what decides about the numbers. Ours does, too: it corrects models."""
     return {name: installed_version(name) for name in ("mlx", "mlx-lm", "scorepool")}
 
 
@@ -211,11 +213,7 @@ def _open_prefix_store(
 def _identity(model_info: ModelInfo) -> dict[str, str]:
     """Return what decides about the numbers, by name."""
     names = ("fingerprint", "dtype", "quantization", "mode", "backend", "self_test")
-    versions = {
-        "scorepool": installed_version("scorepool"),
-        **model_info.versions,
-    }  # which mends a model's numbers, too
-    values = {name: getattr(model_info, name) for name in names} | {"versions": versions}
+    values = {name: getattr(model_info, name) for name in names} | {"versions": _versions()}
     return {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
 
 

@@ -22,7 +22,8 @@ async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
 async def cancel_and_wait(tasks: Collection[asyncio.Task[Any]]) -> None:
     """Cancel the tasks, wait until they have ended, and drop their exceptions.
 
-    The cancellation is repeated, because redis-py loses one that arrives while it connects.
+    The cancellation is repeated, because in Python 3.11 redis-py loses one that arrives as it sends a command: its
+    asyncio.wait_for drops it if the command has just been sent.
     """
     pending = set(tasks)
     while pending:

@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 
 from scorepool import wire
-from scorepool.api.http import held_bytes
+from scorepool.api.http import held_bytes, tasks
 from scorepool.api.images import fetched_images
 from scorepool.store import ImageUrl
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually, generate
@@ -61,8 +61,7 @@ async def queued(vision: FakeWorker, request: Any) -> wire.Request:
     await eventually(lambda: vision.waiting() or task.done())
     [job_id] = vision.waiting()
     found = vision.start(job_id)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await tasks.cancel_and_wait([task])
     return found
 
 
@@ -248,9 +247,7 @@ async def test_slow_servers_hold_up_their_own_user_alone(serving: Serving, visio
         assert time.monotonic() - started_at < 30
         assert server.num_open <= fetched_images.MAX_FETCHES_OF_OWNER
         refused = [task.result() for task in slow if task.done()]
-        for task in slow:
-            task.cancel()
-        await asyncio.gather(*slow, return_exceptions=True)
+        await tasks.cancel_and_wait(slow)
         assert tracemalloc.get_traced_memory()[1] < 2**24
         tracemalloc.stop()
         await eventually(lambda: not server.num_open)  # a client that left: its threads end before their time

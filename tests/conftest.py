@@ -60,6 +60,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show why tests failed that ran once more: what passes then has a race."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        terminalreporter.write_sep("=", f"FAILED ONCE {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _frozen_modules() -> Iterator[None]:
     """Leave the modules frozen when a model is dropped. The engine would look at them too: see test_garbage.py."""

@@ -352,6 +352,8 @@ class EngineCore:
         if step.output.decodes:
             num_next = self._launched.output.num_prefilled if self._launched else 0
             self.scheduler.pace.record(step.output.num_prefilled, seconds, num_next)
+        elif step.output.num_prefilled:
+            self.scheduler.pace.record_prefill(step.output.num_prefilled, seconds)
         self._read_at = now
 
     def _fail(self, sequence: Sequence, error: EngineError) -> None:

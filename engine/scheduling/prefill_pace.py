@@ -6,7 +6,8 @@ of tokens: the same time is hundreds of tokens of a small model on a fast GPU, a
     seconds of a step = those of a step that only decodes + prompt tokens * seconds of a prompt token
 
 A step is launched before the one before it is read, so a part of its cost is measured with its neighbour. A step that
-only decodes is measured between others that do, and the others are measured in sums.
+only decodes is measured between others that do, and the others are measured in sums. Until both have been measured,
+steps that only prefill say what a prompt token costs: most rows that decode have come through one.
 """
 
 MIN_TOKENS = 32  # prompt tokens of a step, however slow: fewer cost almost as much
@@ -23,7 +24,7 @@ class PrefillPace:
         """Start without an estimate.
 
         max_s         seconds that prefill adds to a step, at most, unless MIN_TOKENS take longer
-        first_tokens  prompt tokens of a step before any was measured
+        first_tokens  prompt tokens of a step before one beside decoding rows was measured, at most
         """
         self._max_s = max_s
         self._first_tokens = first_tokens
@@ -32,18 +33,29 @@ class PrefillPace:
         self._mixed_tokens = 0.0
         self._num_mixed = 0
         self._num_decode = _NUM_DECODE_STEPS
+        self._prefill_s: float | None = None  # averages of steps that only prefill
+        self._prefill_tokens = 0.0
 
     @property
     def max_tokens(self) -> int:
         """The prompt tokens of the next step beside decoding rows; 0 if it should only decode."""
         if self._num_mixed >= _MAX_MIXED_STEPS:
             return 0
-        if self._mixed_s is None:
+        seconds = 0.0 if self._mixed_s is None else self._mixed_s - (self._decode_s or 0.0)
+        if seconds > 0:
+            return self._fitting(self._mixed_tokens, seconds)
+        if not self._prefill_s:
             return self._first_tokens
-        seconds = self._mixed_s - (self._decode_s or 0.0)
-        if seconds <= 0:
-            return self._first_tokens
-        return max(MIN_TOKENS, int(self._max_s * self._mixed_tokens / seconds))
+        return min(self._first_tokens, self._fitting(self._prefill_tokens, self._prefill_s))
+
+    def _fitting(self, num_tokens: float, seconds: float) -> int:
+        """Return how many tokens fit into a step if so many take so long."""
+        return max(MIN_TOKENS, int(self._max_s * num_tokens / seconds))
+
+    def record_prefill(self, num_prefilled: int, seconds: float) -> None:
+        """Add a step that only prefills."""
+        self._prefill_s = _average(self._prefill_s, seconds, _MAX_OUTLIER)
+        self._prefill_tokens = _average(self._prefill_tokens or None, num_prefilled)
 
     def record(self, num_prefilled: int, seconds: float, num_prefilled_next: int) -> None:
         """Add a step with decoding rows, and the prompt tokens of the step that was launched meanwhile."""

@@ -23,7 +23,7 @@ from scorepool.engine.scheduling import verified
 from scorepool.engine.scheduling.kv_budget import KVBudget
 from scorepool.engine.scheduling.packing import pack_forwards
 from scorepool.engine.scheduling.policy import PrefillPolicy
-from scorepool.engine.scheduling.prefill_pace import PrefillPace
+from scorepool.engine.scheduling.prefill_pace import MIN_TOKENS, PrefillPace
 from scorepool.engine.scheduling.prefix_cache import Prefix, PrefixCache
 from scorepool.engine.scheduling.proposals import Proposal
 from scorepool.engine.scheduling.slice import SchedulerOutput, Slice, SliceResult
@@ -55,6 +55,7 @@ class Scheduler:
         self.prefix_cache = prefix_cache
         self.speculator = speculator
         self.pace = pace or PrefillPace(0.0, max_batch_tokens // SHARE_BESIDE_DECODING)
+        self._is_decode_unread = False  # its tokens may come behind the next step: a CPU computes as it launches
         self._num_proposed: dict[Sequence, int] = {}  # in the step that was scheduled last, of those that have any
         self.waiting = WaitingSequences()
         self.chunked_prefill: Slice | None = None  # what is left of a prefill too long for one step
@@ -109,6 +110,7 @@ class Scheduler:
         num_decode_tokens = sum(slice_.num_tokens for slice_ in decode)
         resumed = [Slice.resumption(sequence) for sequence in self.paused if _may_resume(sequence)]
         forwards = pack_forwards(decode, resumed, self._schedule_prefill(num_decode_tokens))
+        self._is_decode_unread = bool(decode)
         for slice_ in resumed:
             del self.paused[slice_.sequence]
         return SchedulerOutput(forwards, self._advance(forwards))
@@ -166,6 +168,8 @@ class Scheduler:
             budget = min(budget, self.pace.max_tokens)
             if not budget:
                 return []
+        elif self._is_decode_unread:
+            budget = min(budget, max(MIN_TOKENS, self.pace.max_tokens))
         chunked = self.chunked_prefill
         policy = PrefillPolicy(
             step_tokens=budget,

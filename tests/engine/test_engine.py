@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, wait
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from scorepool.engine import (
     Sequence,
 )
 from scorepool.engine.engine_loop import EngineLoop, Turns
+from scorepool.engine.scheduling.prefill_pace import MIN_TOKENS
 from scorepool.engine.scheduling.slice import SchedulerOutput, Slice, SliceResult
 
 MODEL_INFO = ModelInfo(
@@ -275,3 +277,33 @@ def test_a_fault_while_a_canceled_group_is_released_ends_every_group(
     with pytest.raises(EngineDeadError):
         other.result(60)
     assert engine._returned.wait(60)
+
+
+class SlowRunner(FakeRunner):
+    """A prompt token takes 1 ms. Notes the prompt tokens of steps beside decoding rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model_info = replace(MODEL_INFO, context_length=10**6, max_cached_tokens=10**6)
+        self.beside_decoding: list[int] = []
+        self.decodes = threading.Event()
+
+    def launch(self, output: SchedulerOutput) -> tuple[list[Slice], list[Sequence]]:
+        if output.decodes:
+            self.decodes.set()
+            self.beside_decoding.append(output.num_prefilled)
+        time.sleep(0.001 * (1 + output.num_prefilled))
+        return super().launch(output)
+
+
+def test_not_even_the_first_prompt_beside_a_stream_holds_it_up():
+    runner = SlowRunner()
+    engine = Engine(EngineSettings(model="fake", prefill_ms=20), lambda settings: runner)
+    try:
+        stream = engine.add([generating(100_000)])
+        assert runner.decodes.wait(60)
+        engine.add([scored(*[1] * 500)]).result(60)
+        stream.cancel()
+        assert next(num for num in runner.beside_decoding if num) == MIN_TOKENS
+    finally:
+        engine.close()

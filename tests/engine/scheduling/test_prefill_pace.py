@@ -33,6 +33,17 @@ def test_the_tokens_of_a_step_follow_what_they_cost(decode_s: float, token_s: fl
     assert len(steps) > 0.9 * len(found)
 
 
+@pytest.mark.parametrize(("token_s", "expected"), [(0.02, MIN_TOKENS), (0.002, 125), (0.0001, FIRST_TOKENS)])
+def test_the_first_step_beside_decoding_rows_follows_what_prompts_alone_have_cost(token_s: float, expected: int):
+    pace = PrefillPace(0.25, FIRST_TOKENS)
+    assert pace.max_tokens == FIRST_TOKENS
+    for num in (1000, 1, 2000):
+        pace.record_prefill(num, token_s * num)
+    assert pace.max_tokens == expected
+    simulate(pace, 0.02, 0.001, 300)
+    assert 175 <= max(simulate(pace, 0.02, 0.001, 5)) <= 325
+
+
 def test_the_pace_follows_a_machine_that_becomes_slower():
     pace = PrefillPace(0.25, FIRST_TOKENS)
     simulate(pace, 0.02, 0.0005, 200)
@@ -69,3 +80,16 @@ def test_a_prompt_that_is_half_way_waits_for_steps_that_only_decode():
     assert sum(seen) == long.num_prefill == long.num_computed
     assert 0 in seen[: seen.index(max(seen[5:])) + 200]
     assert max(seen) <= 60
+
+
+def test_the_last_token_of_a_stream_does_not_wait_for_a_whole_step_of_prompts():
+    """On a CPU it is read when the step behind it has been computed."""
+    pace = PrefillPace(0.25, FIRST_TOKENS)
+    pace.record_prefill(1000, 2.0)
+    scheduler = Scheduler(4096, KVBudget(8, 100_000), pace=pace)
+    generating = Sequence(token_ids=[1, 2, 3], sampling=Sampling(max_tokens=2))
+    scheduler.add([generating])
+    first, last = scheduler.schedule(), scheduler.schedule()
+    assert (first.num_prefilled, last.num_prefilled, last.decodes) == (3, 0, True)
+    scheduler.add([Sequence(token_ids=[7] * 4000, score_from=1)])
+    assert [scheduler.schedule().num_prefilled for _ in range(2)] == [125, 3874]  # nothing follows the last token

@@ -18,8 +18,10 @@ from scorepool.api.http.errors import (
     BadRequest,
     Conflict,
     Failed,
+    NotFound,
     PromptTooLong,
     TooLarge,
+    TooManyResults,
     Unavailable,
     map_field_names,
     server_stopping,
@@ -37,6 +39,7 @@ from scorepool.store.traces import Tracer
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.5  # after an error of Redis
+MAX_ENDED_BYTES = 4 * 2**20  # of results, as they are stored, after which a list of jobs ends
 ANSWER_TTL_S = 60  # how long results of synchronous requests are kept: they are read at once, unless they have a name
 
 
@@ -203,6 +206,29 @@ class Submission:
         has_ended = job.status in ENDED
         self._metrics.waits.labels(str(has_ended).lower()).observe(time.monotonic() - started_at)
         return job
+
+    async def read_ended(
+        self, request: Request, owner: str, job_ids: Sequence[str], held: HeldResults, wait_s: float
+    ) -> list[wire.Job]:
+        """Return the jobs that have ended, up to the first that has not; wait for the first of all.
+
+        What would hold too many bytes, and what cannot be read, is left for a request in which it is the first. Raises
+        NotFound, TooManyResults, ClientDisconnect.
+        """
+        first, *others = job_ids
+        job = await self.wait_for_job(request, owner, first, held, wait_s)
+        found: list[wire.Job] = []
+        left = iter(others)
+        while job.status in ENDED:
+            found.append(job)
+            following = next(left, None)
+            if following is None or held.stored is not None or held.num_bytes >= MAX_ENDED_BYTES:
+                break
+            try:
+                job = await self._jobs.read(owner, following, held)
+            except (NotFound, TooManyResults):
+                break
+        return found
 
     async def submit_and_wait(
         self,

@@ -120,7 +120,7 @@ def run_requests(stack: Stack, client: Client, model: str, requests: list[wire.S
     before = {name: _cpu_s(pid) for name, pid in pids.items()}
     started = time.perf_counter()
     job_ids = client.submit_many(requests)
-    results = [client.result(job_id) for job_id in job_ids]
+    results = [job.result for job in client.in_order(job_ids) if job.result is not None]
     wall_s = time.perf_counter() - started
     cpu_s = {name: _cpu_s(pid) - before[name] for name, pid in pids.items()}
     sums = [scored.logprob_sum or 0.0 for result in results for scored in result.sequences]

@@ -44,6 +44,11 @@ class HeldResults:
         self.leaves_stored = False  # True: who reads a job whose result is in the result store gets it in `stored`
         self.stored: StoredResult | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that are counted."""
+        return self._held.num_bytes
+
     def add(self, num_bytes: int) -> None:
         """Count the bytes of a result before it is read. Raises TooManyResults."""
         self._held.add(num_bytes)

@@ -29,7 +29,7 @@ from scorepool.api.dependencies import (
 )
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import received_body
-from scorepool.api.http.errors import TooLarge
+from scorepool.api.http.errors import BadRequest, TooLarge
 from scorepool.api.http.formats import reply
 from scorepool.api.repositories.jobs import ENDED, JobFilter
 from scorepool.api.repositories.queue import Submitted
@@ -37,7 +37,10 @@ from scorepool.api.repositories.queue import Submitted
 logger = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[Depends(known_query)])
 
+MAX_ENDED = 100  # jobs of one request that reads those that have ended
+
 JobId = Annotated[str, Path(alias="id")]
+JobIds = Annotated[str, Query(min_length=1, description=f"Ids of jobs, separated by commas: at most {MAX_ENDED}.")]
 Bulk = Annotated[list[wire.Request], Meta(min_length=1)]
 _EXAMPLES = [
     {"type": "score", "model": "demo", "items": [{"prompt": "import", "completion": " os"}]},
@@ -125,6 +128,37 @@ def _accepted(job: Submitted, status: wire.Status | None = None) -> wire.Accepte
 
 def _replayed(jobs: list[Submitted]) -> dict[str, str]:
     return {"Idempotent-Replayed": "true"} if all(job.is_replay for job in jobs) else {}
+
+
+@router.get(
+    "/ended",
+    summary="Read jobs that have ended, or wait for the first of them",
+    responses=openapi.responses({200: list[wire.Job]}, (400, 401, 404, 406, 429, 503)),
+)
+async def read_ended(
+    request: Request,
+    owner: Owner,
+    reply_format: ReplyFormat,
+    settings: SettingsDep,
+    submission: SubmissionDep,
+    held: HeldResultsDep,
+    ids: JobIds,
+    wait: WaitS = 0,
+) -> Response:
+    """Read the jobs at the start of `ids` that have ended, up to the first that has not.
+
+    Small results come together in this way. If the first job has not ended, wait for it; without it, the list is empty.
+    A list ends after some MiB, and with a job whose result is in the result store, which comes without it:
+    `GET /v1/jobs/{id}` reads that.
+    """
+    job_ids = ids.split(",")
+    if len(job_ids) > MAX_ENDED:
+        raise BadRequest(f"ids: expected at most {MAX_ENDED} ids, found {len(job_ids)}", "ids")
+    granted_s = min(wait, settings.max_wait_s)
+    headers = {"Preference-Applied": f"wait={granted_s:g}"} if granted_s < wait else {}
+    held.leaves_stored = True
+    ended = await submission.read_ended(request, owner, job_ids, held, granted_s)
+    return await held.reply(lambda: ended, reply_format, headers=headers)
 
 
 @router.get(

@@ -4,8 +4,9 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing, suppress
+from functools import partial
 from itertools import islice
 from typing import Self, TypeVar
 from weakref import WeakSet
@@ -185,19 +186,36 @@ class AsyncJobs:
         """Return the job when it has ended. Raises JobTimeout, ScorepoolError, Unreachable."""
         clock = asyncio.get_running_loop().time
         while True:
-            started_at = clock()
-            left_s = max(0.0, deadline - started_at)
-            call = calls.job(job_id, min(left_s, LONG_POLL_S))
-            try:
-                async with asyncio.timeout_at(None if deadline == math.inf else deadline + GRACE_S):
-                    found = await self._connection.send(call, left_s)
-            except TimeoutError as error:  # connected, and silent
-                raise Unreachable(self.url, clock() - started_at, error, call.name, job_id) from error
+            found = await self._wait(partial(calls.job, job_id), deadline)
             if found.status in ENDED:
                 self.detach(job_id)
                 return found
             if clock() >= deadline:
                 raise JobTimeout(job_id, found.status, timeout_s or 0.0, self.url)
+
+    async def _first_ended(self, job_ids: list[str], deadline: float, timeout_s: float | None) -> list[wire.Job]:
+        """Return the jobs at the start of the list that have ended, the first one when it has.
+
+        Raises JobTimeout, ScorepoolError, Unreachable.
+        """
+        found = await self._wait(partial(calls.ended_jobs, job_ids), deadline)
+        if found and found[-1].status == "finished" and found[-1].result is None:
+            found.pop()  # its result is too large for a list
+        for job in found:
+            self.detach(job.id)
+        return found or [await self._until_ended(job_ids[0], deadline, timeout_s)]
+
+    async def _wait(self, call_of: Callable[[float], calls.Call[T]], deadline: float) -> T:
+        """Send a call that lets the API wait, until the deadline at most. Raises ScorepoolError, Unreachable."""
+        clock = asyncio.get_running_loop().time
+        started_at = clock()
+        left_s = max(0.0, deadline - started_at)
+        call = call_of(min(left_s, LONG_POLL_S))
+        try:
+            async with asyncio.timeout_at(None if deadline == math.inf else deadline + GRACE_S):
+                return await self._connection.send(call, left_s)
+        except TimeoutError as error:  # connected, and silent
+            raise Unreachable(self.url, clock() - started_at, error, call.name, call.job_id) from error
 
     async def cancel(self, job: AsyncJobHandle | str) -> wire.Job:
         """Cancel a queued or running job and return it. Raises ScorepoolError, Unreachable."""
@@ -230,6 +248,21 @@ class AsyncJobs:
                     yield ended.pop().result()
         finally:
             await cancel_tasks(watched | ended)
+
+    async def in_order(
+        self, jobs: Iterable[AsyncJobHandle | str], *, timeout_s: float | None = None
+    ) -> AsyncGenerator[wire.Job]:
+        """Yield jobs in the order given, each when it has ended, with its result or its failure.
+
+        Several that have ended come with one request: this is the fastest way to read many small results. Raises
+        ScorepoolError, Unreachable, and JobTimeout after `timeout_s`.
+        """
+        deadline = self._deadline(timeout_s)
+        waiting = deque(map(_id_of, jobs))
+        while waiting:
+            for job in await self._first_ended([*islice(waiting, calls.MAX_ENDED)], deadline, timeout_s):
+                waiting.popleft()
+                yield job
 
     async def gather(
         self, requests: Iterable[wire.Request], *, max_in_flight: int = MAX_IN_FLIGHT, timeout_s: float | None = None

@@ -2,7 +2,7 @@
 
 import os
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import BinaryIO, Generic, TypeVar
@@ -12,6 +12,7 @@ from scorepool import wire
 
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
+MAX_ENDED = 100  # jobs that the API looks at in one call of `ended_jobs`
 NO_HEADERS: Mapping[str, str] = {}
 
 
@@ -96,6 +97,13 @@ def job(job_id: str, wait_s: float = 0.0) -> Call[wire.Job]:
     params = {"wait": wait_s} if wait_s else {}
     decode = partial(_decode, wire.Job)
     return Call("GET", f"/v1/jobs/{_part(job_id)}", decode, params=params, wait_s=wait_s, job_id=job_id)
+
+
+def ended_jobs(job_ids: Sequence[str], wait_s: float) -> Call[list[wire.Job]]:
+    """Ask for the jobs at the start of the list that have ended, of at most MAX_ENDED."""
+    params: dict[str, str | float] = {"ids": ",".join(map(_part, job_ids)), "wait": wait_s}
+    decode = partial(_decode, list[wire.Job])
+    return Call("GET", "/v1/jobs/ended", decode, params=params, wait_s=wait_s, job_id=job_ids[0])
 
 
 def jobs(**filters: str | int | float | None) -> Call[wire.JobPage]:

@@ -55,6 +55,7 @@ class LoopThread:
         try:
             return future.result()
         except CancelledError:
+            work.close()  # it may have been canceled before it began
             raise RuntimeError("the client was closed during this call") from None
         except BaseException:
             if not future.done():  # the task began before `cancel` does, because the loop runs what is first first

@@ -55,7 +55,7 @@ def test_the_document_is_valid_and_complete(document: dict[str, Any]):
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 81
+    assert len(operations) == 82
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
@@ -559,6 +559,7 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
             patch.setattr(held_bytes, "FREE_BYTES", -1)
             held.add(10**9)
             await call("GET", "/v1/jobs/{id}", ended)
+            await call("GET", "/v1/jobs/ended", query=f"?ids={ended}")
             await call("POST", "/v1/jobs/{id}/cancel", queued)
         await call("DELETE", "/v1/jobs/{id}", running)
         await call("DELETE", "/v1/jobs/{id}", queued)
@@ -568,10 +569,12 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
         await call("GET", "/v1/jobs/{id}/events")
         for id_ in (ended, running):
             await call("GET", "/v1/jobs/{id}", id_)
+        for id_ in (ended, running, "0" * 32):
+            await call("GET", "/v1/jobs/ended", query=f"?ids={id_}")
         for method, route in [
             ("GET", "/v1/jobs/{id}"), ("DELETE", "/v1/jobs/{id}"), ("POST", "/v1/jobs/{id}/cancel"),
             ("GET", "/v1/jobs"), ("GET", "/v1/models"), ("POST", "/v1/jobs"), ("POST", "/v1/jobs/bulk"),
-            ("GET", "/v1/models/{id}"), ("GET", "/tokenizer_info"), *WEBHOOK_ROUTES,
+            ("GET", "/v1/jobs/ended"), ("GET", "/v1/models/{id}"), ("GET", "/tokenizer_info"), *WEBHOOK_ROUTES,
         ]:  # fmt: skip
             await call(method, route, key=None)
             await call(method, route, query="?unknown=1")

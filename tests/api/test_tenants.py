@@ -45,6 +45,7 @@ async def test_without_a_known_key_every_route_of_v1_is_401(serving: Serving, he
             ("POST", "/v1/jobs"),
             ("POST", "/v1/jobs/bulk"),
             ("GET", "/v1/jobs"),
+            ("GET", "/v1/jobs/ended"),
             ("GET", "/v1/models"),
         ]:
             reply = await http.request(method, path, headers=headers)

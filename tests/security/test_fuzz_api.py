@@ -46,6 +46,7 @@ async def fill(http: httpx.AsyncClient, redis: Redis, worker: FakeWorker) -> Rou
     read = [
         *jobs,
         f"{jobs[1]}/events",
+        f"/v1/jobs/ended?ids={finished},{failed},{queued}",
         "/v1/jobs",
         "/v1/models",
         "/v1/scorepool/models/demo",

@@ -53,6 +53,8 @@ async def test_each_job_is_wholly_on_the_server_of_its_model(
         assert [(job["model"], job["status"]) for job in jobs] == [
             ("demo", "finished"), ("big", "finished"), ("big", "finished"),
         ]  # fmt: skip
+        together = await http.get("/v1/jobs/ended", params={"ids": ",".join(ids.values())})
+        assert together.json() == jobs
         assert [(await http.delete(f"/v1/jobs/{job_id}")).status_code for job_id in ids.values()] == [204] * 3
         assert [(await http.get(f"/v1/jobs/{job_id}")).status_code for job_id in ids.values()] == [404] * 3
 

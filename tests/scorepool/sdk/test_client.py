@@ -226,6 +226,17 @@ def test_a_job_that_does_not_end_in_time_goes_on():
             sdk.result(ID, timeout_s=0.1)
         with pytest.raises(JobTimeout):
             list(sdk.as_completed([ID], timeout_s=0.1))
+    sent: list[Sent] = []
+
+    def answer() -> Answer:
+        return 200, {}, wire.encode([] if sent[-1].path.startswith("/v1/jobs/ended?") else JOB)
+
+    with (
+        server(answer, sent=sent) as url,
+        Client(url) as sdk,
+        pytest.raises(JobTimeout, match=f"job {ID} at {url} is queued after 0.1 s; it goes on"),
+    ):
+        list(sdk.in_order([ID, ID], timeout_s=0.1))
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])

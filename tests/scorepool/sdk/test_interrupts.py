@@ -124,6 +124,6 @@ def test_ctrl_c_ends_a_process_at_once_and_cancels_its_jobs(program: str, url: s
     assert stderr.count("\nKeyboardInterrupt") == 1, stderr
     assert stdout.count("\nKeyboardInterrupt") == (program == "after a fork"), stdout
     assert "never retrieved" not in stderr + stdout
-    assert stdout.count("True") == (3 if program == "threads" else 0)
+    assert stdout.count("True") == (3 if program == "threads" else 0), stderr
     canceled = {request.path for request in sent if request.path.endswith("/cancel")}
     assert canceled == {f"/v1/jobs/{number:032x}/cancel" for number in range(num_jobs)}

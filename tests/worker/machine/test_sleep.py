@@ -144,7 +144,7 @@ def test_a_worker_goes_on_after_the_night(redis: Redis, workers: Workers):
 def test_a_worker_that_slept_while_it_drained_hands_its_jobs_back_and_ends(redis: Redis, workers: Workers):
     running = submit(redis, generate(max_tokens=100_000))
     process = workers.start(worker="SleepingWorker", SCOREPOOL_DRAIN_TIMEOUT_S="600")
-    until(lambda: status(redis, running) == "started")
+    until(lambda: f"job={running}: begins " in workers.log)  # what has not begun is put back at once
     process.terminate()
     until(lambda: b"shutdown_requested_date" in redis.hgetall(redis.smembers("rq:workers").pop()))
     process.send_signal(signal.SIGUSR2)

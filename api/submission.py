@@ -18,10 +18,8 @@ from scorepool.api.http.errors import (
     BadRequest,
     Conflict,
     Failed,
-    NotFound,
     PromptTooLong,
     TooLarge,
-    TooManyResults,
     Unavailable,
     map_field_names,
     server_stopping,
@@ -226,7 +224,7 @@ class Submission:
                 break
             try:
                 job = await self._jobs.read(owner, following, held)
-            except (NotFound, TooManyResults):
+            except (ApiError, RedisError, OSError):
                 break
         return found
 

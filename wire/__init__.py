@@ -73,6 +73,7 @@ from scorepool.wire.progress import Progress, Progresses
 from scorepool.wire.provenance import Provenance, Usage, Verification
 from scorepool.wire.quote import cut, quote
 from scorepool.wire.reply import (
+    MAX_ENDED_JOBS,
     Accepted,
     Classifier,
     CrosscheckStatus,
@@ -147,6 +148,7 @@ from scorepool.wire.weights import OnRunning, PushWeights, WeightsSource, Weight
 
 __all__ = [
     "ALL_EVENTS",
+    "MAX_ENDED_JOBS",
     "Accepted",
     "AdapterRecord",
     "AdapterReport",

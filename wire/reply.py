@@ -13,6 +13,7 @@ Status = Literal["queued", "started", "finished", "failed", "canceled"]
 
 
 NextCursor = Annotated[str | None, Meta(description="Pass it as `cursor` to get the next page. null: no more.")]
+MAX_ENDED_JOBS = 100  # of one request that reads those that have ended
 
 
 class Accepted(Struct, frozen=True, kw_only=True):

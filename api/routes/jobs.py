@@ -37,10 +37,10 @@ from scorepool.api.repositories.queue import Submitted
 logger = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=[Depends(known_query)])
 
-MAX_ENDED = 100  # jobs of one request that reads those that have ended
-
 JobId = Annotated[str, Path(alias="id")]
-JobIds = Annotated[str, Query(min_length=1, description=f"Ids of jobs, separated by commas: at most {MAX_ENDED}.")]
+JobIds = Annotated[
+    str, Query(min_length=1, description=f"Ids of jobs, separated by commas: at most {wire.MAX_ENDED_JOBS}.")
+]
 Bulk = Annotated[list[wire.Request], Meta(min_length=1)]
 _EXAMPLES = [
     {"type": "score", "model": "demo", "items": [{"prompt": "import", "completion": " os"}]},
@@ -152,8 +152,8 @@ async def read_ended(
     `GET /v1/jobs/{id}` reads that.
     """
     job_ids = ids.split(",")
-    if len(job_ids) > MAX_ENDED:
-        raise BadRequest(f"ids: expected at most {MAX_ENDED} ids, found {len(job_ids)}", "ids")
+    if len(job_ids) > wire.MAX_ENDED_JOBS:
+        raise BadRequest(f"ids: expected at most {wire.MAX_ENDED_JOBS} ids, found {len(job_ids)}", "ids")
     granted_s = min(wait, settings.max_wait_s)
     headers = {"Preference-Applied": f"wait={granted_s:g}"} if granted_s < wait else {}
     held.leaves_stored = True

@@ -260,7 +260,7 @@ class AsyncJobs:
         deadline = self._deadline(timeout_s)
         waiting = deque(map(_id_of, jobs))
         while waiting:
-            for job in await self._first_ended([*islice(waiting, calls.MAX_ENDED)], deadline, timeout_s):
+            for job in await self._first_ended([*islice(waiting, wire.MAX_ENDED_JOBS)], deadline, timeout_s):
                 waiting.popleft()
                 yield job
 

@@ -12,7 +12,6 @@ from scorepool import wire
 
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
-MAX_ENDED = 100  # jobs that the API looks at in one call of `ended_jobs`
 NO_HEADERS: Mapping[str, str] = {}
 
 
@@ -100,7 +99,7 @@ def job(job_id: str, wait_s: float = 0.0) -> Call[wire.Job]:
 
 
 def ended_jobs(job_ids: Sequence[str], wait_s: float) -> Call[list[wire.Job]]:
-    """Ask for the jobs at the start of the list that have ended, of at most MAX_ENDED."""
+    """Ask for the jobs at the start of the list that have ended, of at most wire.MAX_ENDED_JOBS."""
     params: dict[str, str | float] = {"ids": ",".join(map(_part, job_ids)), "wait": wait_s}
     decode = partial(_decode, list[wire.Job])
     return Call("GET", "/v1/jobs/ended", decode, params=params, wait_s=wait_s, job_id=job_ids[0])

@@ -13,8 +13,6 @@ from rq.job import JobStatus
 from scorepool import AsyncClient, JobTimeout, ScorepoolError, wire
 from scorepool.api import submission
 from scorepool.api.http import held_bytes, large_replies
-from scorepool.api.routes.jobs import MAX_ENDED
-from scorepool.sdk import calls
 from scorepool.wire.stored_result import StoredResult
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually, score
 from tests.api.fake_worker import RESULT, FakeWorker
@@ -42,10 +40,6 @@ async def sdk_of(http: httpx.AsyncClient) -> AsyncIterator[AsyncClient]:
         headers, transport = sdk._connection.http.headers, http._transport
         sdk._connection.http = httpx.AsyncClient(transport=transport, base_url=http.base_url, headers=headers)
         yield sdk
-
-
-def test_the_sdk_asks_for_as_many_as_the_api_answers():
-    assert calls.MAX_ENDED == MAX_ENDED
 
 
 async def test_the_jobs_that_have_ended_come_in_order_up_to_the_first_that_has_not(
@@ -97,7 +91,9 @@ async def test_jobs_of_others_are_absent(serving: Serving, worker: FakeWorker):
             assert [job["id"] for job in found.json()] == [of_bob]
 
 
-@pytest.mark.parametrize("query", ["", "?ids=", f"?ids={','.join(['0' * 32] * (MAX_ENDED + 1))}", "?ids=a&ids=b"])
+@pytest.mark.parametrize(
+    "query", ["", "?ids=", f"?ids={','.join(['0' * 32] * (wire.MAX_ENDED_JOBS + 1))}", "?ids=a&ids=b"]
+)
 async def test_bad_ids_are_refused_by_name(serving: Serving, query: str):
     async with serving() as http:
         reply = await http.get(f"{ENDED}{query}")
@@ -125,7 +121,7 @@ async def test_a_list_holds_few_bytes(serving: Serving, worker: FakeWorker, monk
 async def test_the_sdk_yields_every_job_once_in_order(
     serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(calls, "MAX_ENDED", 7)
+    monkeypatch.setattr(wire, "MAX_ENDED_JOBS", 7)
     async with serving() as http, sdk_of(http) as sdk:
         jobs = await sdk.submit_many(
             [wire.Score(model="demo", items=[wire.ScoreItem(prompt="a", completion="b")])] * 40

@@ -59,6 +59,8 @@ async def test_a_killed_server_keeps_only_its_models_from_working_and_loses_no_j
         await eventually(worker.waiting)
         worker.end(job_id)
         assert (await reply).json()["status"] == "finished"
+        together = await http.get(f"/v1/jobs/ended?ids={job_id},{accepted}")
+        assert [job["id"] for job in together.json()] == [job_id]
         await asyncio.sleep(FRESH_S)
         assert [model["id"] for model in (await http.get("/v1/models")).json()["data"]] == ["demo"]
         metrics = ""

@@ -30,6 +30,7 @@ CUDA = {"gpu": "cuda", "device": "Device(gpu, 0)", "name": "NVIDIA H100", "backe
 @pytest.fixture
 def run(tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     monkeypatch.setattr(doctor, "_device", lambda: CPU)
+    set_free_disk(monkeypatch, 100 * 2**30)  # how full this machine is decides no test
 
     def run(*arguments: str, **environ: str) -> Result:
         defaults = {"STATE_DIR": str(tmp_path), "REDIS_URL": redis_url, "PORT": str(free_port())}
@@ -37,6 +38,11 @@ def run(tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Call
         return CliRunner().invoke(app, ["doctor", *arguments], env=given, catch_exceptions=False)
 
     return run
+
+
+def set_free_disk(monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
+    usage = SimpleNamespace(free=free_bytes)
+    monkeypatch.setattr(doctor, "shutil", SimpleNamespace(disk_usage=lambda folder: usage))
 
 
 def failed(done: Result) -> list[str]:
@@ -74,6 +80,14 @@ def test_a_check_that_fails_names_its_remedy(
     assert done.exit_code == 1
     [line] = [line for line in failed(done) if line.split()[0] == name]
     assert remedy in line
+
+
+def test_a_full_disk_is_named(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    set_free_disk(monkeypatch, 7 * 2**30 // 10)
+    done = run()
+    assert done.exit_code == 1
+    [line] = failed(done)
+    assert f"{tmp_path} has 0.7 GiB left: free some, or set SCOREPOOL_STATE_DIR to another disk" in line
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ _CONTENT = (  # the files that the numbers depend on, and that are fetched from 
     "*.tiktoken",
     "preprocessor_config.json",
     "processor_config.json",
+    "video_preprocessor_config.json",
     "*.jinja",
 )
 _INDEX = "model.safetensors.index.json"  # which transformers needs to certify the model

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from scorepool.engine import Engine, EngineSettings, LoadError
-from scorepool.engine.model import blas
+from scorepool.engine.model import blas, checkpoint
 from scorepool.engine.model.checkpoint import fingerprint
 from tests.tiny_models import CONTEXT_LENGTH, VOCAB_SIZE, TinyModels
 
@@ -103,6 +103,19 @@ def test_the_fingerprint_depends_on_content_and_not_on_the_path(folder: Path, ti
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
     assert before != fingerprint(folder)
+
+
+@pytest.mark.parametrize("name", ["preprocessor_config.json", "video_preprocessor_config.json"])
+def test_settings_of_images_and_videos_are_fingerprinted_and_fetched_from_the_hub(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    before = fingerprint(folder)
+    (folder / name).write_text("{}")
+    assert before != fingerprint(folder)
+    fetched: list[str] = []
+    monkeypatch.setattr(checkpoint, "snapshot_download", lambda _, allow_patterns: fetched.extend(allow_patterns) or "")
+    checkpoint.find_folder("someone/a-model")
+    assert name in fetched
 
 
 def test_a_process_can_exit_during_a_step(tiny_models: TinyModels, root: Path):

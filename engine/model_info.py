@@ -42,7 +42,7 @@ class ModelInfo:
     mode: str  # "default", "exact", or "one row at a time" for a model whose batched path failed its self-test
     # What decides about rounding: "metal (Apple M2 Ultra)", "cpu (x86_64, openblas Haswell, 2 threads, numpy 2.4.6)".
     backend: str
-    versions: dict[str, str]  # of mlx and mlx-lm
+    versions: dict[str, str]  # of mlx and mlx-lm, and of what shows images to a model that takes them
     context_length: int  # tokens, prompt and completion together
     max_cached_tokens: int  # that fit into memory: sequences that hold a KV cache, times the longest of them
     vocab_size: int  # rows of logits; token ids run from 0 to vocab_size - 1

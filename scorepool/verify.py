@@ -183,6 +183,10 @@ def _result_of(job: wire.Job) -> wire.Result:
         raise CannotTell(f"the job is {job.status}; verify it when it has ended")
     if job.kind in ("tokenize", "classify", "embed"):
         raise CannotTell(f"a {job.kind} job computes no logprobs")
+    if job.result.usage.images:
+        raise CannotTell("its prompts show images, which a result does not hold")
+    if job.result.stamp.approximate is not None:
+        raise CannotTell(f"its numbers are not the model's for the whole prompt: {job.result.stamp.approximate}")
     return job.result
 
 

@@ -24,6 +24,10 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
             "short. Absent: all of them, without it."
         ),
     ] = None
+    images: Annotated[
+        int,
+        Meta(description="Images and videos that the prompts show, in a score job those of each item. Absent: none."),
+    ] = 0
     video_frames: Annotated[int, Meta(description="Frames of videos that the prompt shows. Absent: none.")] = 0
     speculation: Annotated[
         Literal["ngram", "draft", "mtp"] | None,
@@ -64,7 +68,13 @@ class Provenance(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ]
     mode: Annotated[str, Meta(description='"default", "exact", or "one row at a time": see docs/numbers.md.')]
     backend: Annotated[str, Meta(description='Device and matrix library, such as "metal (Apple M2 Ultra)".')]
-    versions: Annotated[dict[str, str], Meta(description="The versions of scorepool, mlx and mlx-lm.")]
+    versions: Annotated[
+        dict[str, str],
+        Meta(
+            description="The versions of scorepool, mlx and mlx-lm; of a model that takes images also those of av, "
+            "mlx-vlm, pillow and transformers."
+        ),
+    ]
     verification: Annotated[Verification | None, Meta(description="Absent in results of releases without it.")] = None
     pooling: Annotated[
         Literal["last", "mean"] | None, Meta(description="The pooling of the embeddings. Only of an embed job.")

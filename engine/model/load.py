@@ -61,7 +61,7 @@ from scorepool.engine.model_info import ModelInfo, Verification
 from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
-from scorepool.engine.versions import installed_version
+from scorepool.engine.versions import image_versions, installed_version
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
         adapter=None,
         mode="one row at a time" if isinstance(batch, SequentialBatch) else settings.mode,
         backend=_backend(settings.ranks),
-        versions={name: installed_version(name) for name in ("mlx", "mlx-lm")},
+        versions=_text_versions() | ({} if images.codec is None else image_versions()),
         context_length=context_length,
         max_cached_tokens=memory_budget.max_cached_tokens(num_bytes, settings, cache_sizes),
         vocab_size=vocab_size,
@@ -194,8 +194,12 @@ def _agree(ranks: RankGroup, fingerprint: str, settings: EngineSettings) -> Engi
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of what decides about the numbers. Ours does, too: it corrects models."""
-    return {name: installed_version(name) for name in ("mlx", "mlx-lm", "scorepool")}
+    """Return the versions of what decides about the numbers of texts. Ours does, too: it corrects models."""
+    return _text_versions() | {"scorepool": installed_version("scorepool")}
+
+
+def _text_versions() -> dict[str, str]:
+    return {name: installed_version(name) for name in ("mlx", "mlx-lm")}
 
 
 def _open_prefix_store(
@@ -269,7 +273,7 @@ def _verify(model_info: ModelInfo, folder: Path, settings: EngineSettings) -> Ve
         dtype=model_info.dtype,
         mode=model_info.mode,
         backend=certificate.backend_kind(model_info.backend),
-        versions={"scorepool": installed_version("scorepool"), **model_info.versions},
+        versions=_versions(),
     )
     certificates = Path(settings.certificates) if settings.certificates else None
     found = certificate.verify(served, certificate.candidates(certificates, folder, model_info.fingerprint))

@@ -161,6 +161,7 @@ def join(
             prompt_tokens=sum(result.usage.prompt_tokens for result in results),
             completion_tokens=sum(result.usage.completion_tokens for result in results),
             cached_tokens=sum(result.usage.cached_tokens for result in results),
+            images=sum(result.usage.images for result in results),
             video_frames=sum(result.usage.video_frames for result in results),
             speculation=first.usage.speculation,
             speculation_tokens=max(result.usage.speculation_tokens for result in results),

@@ -301,6 +301,25 @@ def test_what_cannot_be_verified_is_explained(client: Client, verify: Verify):
         assert reason in line
 
 
+def test_what_was_not_computed_from_the_tokens_alone_is_not_called_different(
+    stack: Stack, client: Client, verify: Verify
+):
+    """The tokens of images stand for what a result does not hold, and a sparse prefill leaves tokens out."""
+    shows_images, is_sparse = submit(client, SCORE), submit(client, SCORE)
+    for job_id in (shows_images, is_sparse):
+        falsify(stack, job_id, shift("logprobs", 0, 0, 1.0))
+    falsify(stack, shows_images, lambda result: replace(result, usage=replace(result.usage, images=1)))
+    falsify(stack, is_sparse, lambda result: replace(result, stamp=replace(result.stamp, approximate="specprefill")))
+
+    status, output = verify(shows_images, is_sparse)
+
+    assert status == 2
+    assert [line.partition(": ")[2] for line in output.splitlines()] == [
+        "cannot tell: its prompts show images, which a result does not hold",
+        "cannot tell: its numbers are not the model's for the whole prompt: specprefill",
+    ]
+
+
 def test_one_result_that_differs_decides_the_status(stack: Stack, client: Client, verify: Verify):
     equal, different = submit(client, SCORE), submit(client, SCORE)
     falsify(stack, different, shift("logprobs", 0, 0, 1.0))

@@ -25,6 +25,14 @@ def provenance_of(model: str, model_info: ModelInfo) -> Provenance:
     )
 
 
+def with_images(stamp: Provenance, sequences: Iterable[Sequence]) -> Provenance:
+    """Return the stamp of a result of these sequences, which may show images."""
+    if not any(sequence.images for sequence in sequences):
+        return stamp
+    verification = Verification(status="unverified", reason="certificates compare texts, and the job shows images")
+    return replace(stamp, verification=verification)
+
+
 def with_approximation(stamp: Provenance, sequences: Iterable[Sequence]) -> Provenance:
     """Return the stamp of a result of these sequences."""
     is_sparse = any(sequence.num_left_out for sequence in sequences)

@@ -32,6 +32,7 @@ def to_result(
     else:
         prompt_tokens = prepared[0].num_prompt_tokens  # the n sequences share it
         with_logprobs = request.logprobs
+    prompts = prepared if isinstance(request, wire.Score) else prepared[:1]
     first = [_first_reported(request, each.sequence) for each in prepared]
     if request.packed:
         sequences, packed = to_packed(prepared, first, with_logprobs)
@@ -48,7 +49,8 @@ def to_result(
             completion_tokens=sum(len(each.sequence.token_ids) - each.num_prompt_tokens for each in prepared),
             cached_tokens=_num_cached(request, prepared),
             kept_tokens=_num_kept(prepared[0].sequence),
-            video_frames=_num_frames(prepared if isinstance(request, wire.Score) else prepared[:1]),
+            images=sum(len(each.sequence.images) for each in prompts),
+            video_frames=_num_frames(prompts),
             **_speculation(prepared),
             proposed_tokens=sum(each.sequence.num_proposed for each in prepared),
             accepted_tokens=sum(each.sequence.num_accepted for each in prepared),

@@ -25,7 +25,7 @@ from scorepool.worker.inference.engine_errors import map_engine_error
 from scorepool.worker.inference.inference_run import InferenceRun, num_rows
 from scorepool.worker.inference.owner_turns import OwnerThread
 from scorepool.worker.inference.prepared import PreparedSequence
-from scorepool.worker.inference.provenance import provenance_of, with_approximation, with_cached
+from scorepool.worker.inference.provenance import provenance_of, with_approximation, with_cached, with_images
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.result_cache.result_cache import ResultCache
 from scorepool.worker.inference.text_lengths import invalid_request
@@ -113,8 +113,9 @@ class InferenceRunner:
         model_info = last.model_info or self.engine.model_info  # a tokenize job is never added to the engine
         check_version(request.if_weights, model_info)  # the weights may have changed before the job began
         try:
-            stamp = with_approximation(provenance_of(self.model, model_info), (each.sequence for each in prepared))
-            result = to_result(request, prepared, self.engine.chat, stamp)
+            sequences = [each.sequence for each in prepared]
+            stamp = with_images(provenance_of(self.model, model_info), sequences)
+            result = to_result(request, prepared, self.engine.chat, with_approximation(stamp, sequences))
         except EngineError as error:
             raise map_engine_error(error) from error
         stamp = with_cached(result.stamp, (each.cached for each in prepared if each.failure is None))

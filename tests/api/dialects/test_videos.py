@@ -8,9 +8,10 @@ import openai
 import pytest
 from openai import OpenAI
 
-from scorepool import Client, Image, JobFailed
+from scorepool import Client, Image, JobFailed, wire
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
+from scorepool.verify import CannotTell, on_server, verify
 from tests.images import image_bytes
 
 pytest.importorskip("mlx_vlm", reason="the extra `vision` is not installed")
@@ -71,5 +72,20 @@ def test_native_jobs_show_videos(watching: Stack):
         with pytest.raises(JobFailed, match="several sizes"):
             client.score("see", ["a"], prompt="b", images=[Image(frames=[FRAMES[0], image_bytes(64, 16)])])
     assert (scores.usage.video_frames, text.usage.video_frames) == (6, 3)
+    assert (scores.usage.images, text.usage.images) == (2, 1)
     [sequence] = text.sequences
     assert sequence.recomputed_logprobs == pytest.approx(sequence.logprobs, abs=1e-4)
+
+
+def test_a_result_after_images_names_what_shows_them_and_is_neither_verified_nor_called_different(watching: Stack):
+    request = wire.Generate(model="see", prompt="It is", images=[Image(data=FRAMES[0])], max_tokens=3)
+    with Client(watching.url) as client:
+        [model] = client.models()
+        submitted = client.submit(request)
+        stamp = submitted.result(60).stamp
+        with pytest.raises(CannotTell, match="its prompts show images"):
+            verify(client.job(submitted.id), on_server(client, 60))
+    assert stamp.versions == model.stamp.versions
+    assert stamp.versions.keys() >= {"mlx", "mlx-vlm", "pillow", "transformers"}
+    assert stamp.verification is not None
+    assert stamp.verification.reason == "certificates compare texts, and the job shows images"

@@ -4,7 +4,7 @@ import importlib.util
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,7 +13,10 @@ import pytest
 from PIL import Image
 
 from scorepool.engine import Engine, EngineSettings, InvalidRequest, Sequence
+from scorepool.engine.certificate import Certificate
 from scorepool.engine.images import PlacedImage, digest_of
+from scorepool.engine.versions import installed_version
+from tests.engine.test_certificate import CERTIFICATE, written
 from tests.images import image_bytes
 from tests.tiny_models import TinyModels
 
@@ -214,6 +217,20 @@ def test_without_the_extra_images_are_refused_by_name(vision: Vision, monkeypatc
         assert engine.chat.images_unsupported == "the worker is installed without the extra `vision`"
     finally:
         engine.close()
+
+
+def test_results_name_what_shows_images_and_a_certificate_of_texts_holds_whatever_that_is(tmp_path: Path):
+    build_mistral3(tmp_path)
+    engine = Engine(EngineSettings(model=str(tmp_path)))
+    engine.close()
+    info = engine.model_info
+    assert info.versions.keys() == {"mlx", "mlx-lm", "av", "mlx-vlm", "pillow", "transformers"}
+    identity = {name: getattr(info, name) for name in ("fingerprint", "dtype", "mode", "backend")}
+    identity["versions"] = {name: installed_version(name) for name in ("scorepool", "mlx", "mlx-lm")}
+    written(tmp_path, Certificate(**asdict(CERTIFICATE) | identity))
+    certified = Engine(EngineSettings(model=str(tmp_path), require_certificate=True))
+    certified.close()
+    assert certified.model_info.images == "mistral3"
 
 
 def test_a_tower_whose_features_do_not_fit_the_tokens_is_refused_when_it_is_loaded(

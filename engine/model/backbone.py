@@ -69,6 +69,30 @@ class FullLogits:
         return rows
 
 
+class KnownTokens:
+    """A model that reads its last token in place of those that its embedding lacks.
+
+    Models of one tokenizer may pad their embeddings differently, and MLX does not check that it reads a row of them.
+    """
+
+    def __init__(self, split: BackboneAndHead, vocab_size: int) -> None:
+        """Take a model whose embedding has `vocab_size` rows."""
+        self._split = split
+        self._last_id = vocab_size - 1
+
+    def forward_hidden(
+        self,
+        token_ids: mx.array,
+        cache: list[Any] | None = None,
+        sequences: list[Sequence] | None = None,
+        starts: list[int] | None = None,
+    ) -> mx.array:
+        return self._split.forward_hidden(mx.minimum(token_ids, self._last_id), cache, sequences, starts)
+
+    def compute_logits(self, rows: mx.array) -> mx.array:
+        return self._split.compute_logits(rows)
+
+
 class BackboneTap:
     """A model whose backbone's output can be captured and replaced. Not thread-safe, like the model."""
 

@@ -37,7 +37,7 @@ from scorepool.engine.model import (
 )
 from scorepool.engine.model.adapters.bank import AdapterBank
 from scorepool.engine.model.adapters.host import AdapterHost
-from scorepool.engine.model.backbone import BackboneAndHead, split_model
+from scorepool.engine.model.backbone import BackboneAndHead, KnownTokens, split_model
 from scorepool.engine.model.batch import BatchRunner
 from scorepool.engine.model.batch_choice import choose_batch
 from scorepool.engine.model.batch_invariant import TILE, BatchInvariant
@@ -233,7 +233,9 @@ def _load_draft(
         if (difference := tokenizer.find_difference(other)) is not None:
             raise LoadError(f"it has another vocabulary: {difference}; expected one with the model's tokenizer")
         split = split_model(model)
-        count_logits(model)
+        num_logits = count_logits(model)
+        refuse_small_vocabulary(num_logits, tokenizer.token_ids)
+        split = KnownTokens(split, num_logits)
         context_length = _context_length(config, position_limit)
         draft = DraftModel(model, split, vocab_size, context_length)
         return model, draft, PromptScorer(model, split, context_length)

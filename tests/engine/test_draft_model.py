@@ -1,8 +1,10 @@
 """A draft model changes nothing but the time, and its logprobs are its own: compared with transformers."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,18 @@ from tests.engine.test_speculation import rows
 from tests.tiny_tokenizer import BOS
 
 FAMILIES = ["llama", "qwen3", "gpt2", "gpt_neox", "qwen3_moe"]
+
+
+def cut_vocabulary(folder: Path, to: Path, num_rows: int) -> Path:
+    """Copy a llama with fewer rows in its embedding and its head: less padding after the tokenizer's ids."""
+    shutil.copytree(folder, to)
+    weights = load_file(to / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = weights[name][:num_rows].contiguous()
+    save_file(weights, to / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps(config | {"vocab_size": num_rows}))
+    return to
 
 
 def disturb(folder: Path, to: Path, noise: float) -> Path:
@@ -161,6 +175,39 @@ def test_a_draft_that_cannot_work_is_refused_by_name(
     path = draft if draft.startswith("/") else str(folder_of(draft))
     with pytest.raises(LoadError, match=sentence):
         open_engine(folder_of("llama"), speculation="draft", draft=path)
+
+
+def test_a_draft_reads_its_last_token_in_place_of_padding_that_it_lacks(
+    engine_of: Callable[..., Engine],
+    folder_of: Callable[[str], Path],
+    open_engine: Callable[..., Engine],
+    tmp_path: Path,
+):
+    folder = cut_vocabulary(folder_of("llama"), tmp_path / "draft", 370)
+    engine, of_draft = open_engine(folder_of("llama"), speculation="draft", draft=str(folder)), Oracle(folder)
+
+    def run(opened: Engine, padding: int, **options: Any) -> Sequence:
+        sampling = Sampling(max_tokens=20, temperature=0, ignore_eos=True)
+        sequence = Sequence(token_ids=[BOS, 5, padding, 9] * 70, sampling=sampling, **options)
+        opened.add([sequence]).result(60)
+        return sequence
+
+    plain, verified = run(engine_of("llama"), 511), run(engine, 511, reports_proposals=True, speculation_tokens=1)
+    assert verified.token_ids == plain.token_ids
+    assert verified.proposals
+    known = [min(token_id, 369) for token_id in verified.token_ids]
+    for proposed in verified.proposals:
+        row = of_draft.logprobs(known[: verified.num_input_tokens + proposed.position])[-1]
+        assert proposed.draft_logprob == pytest.approx(row[proposed.token_id], abs=1e-4)
+    assert run(engine, 511, keep_pct=30).kept == run(engine, 369, keep_pct=30).kept
+
+
+def test_a_draft_with_fewer_tokens_than_the_tokenizer_is_refused(
+    folder_of: Callable[[str], Path], open_engine: Callable[..., Engine], tmp_path: Path
+):
+    folder = cut_vocabulary(folder_of("llama"), tmp_path / "draft", 300)
+    with pytest.raises(LoadError, match=r"the draft model .*vocab_size is 300, expected at least"):
+        open_engine(folder_of("llama"), speculation="draft", draft=str(folder))
 
 
 def test_settings_and_requests_that_need_a_draft_say_so(engine_of: Callable[..., Engine]):

@@ -30,8 +30,8 @@ class ProposalSource(Protocol):
     def has_prefilled(self) -> bool:
         """True if the last `propose` computed prompts, which the next one will not do again."""
 
-    def num_worthwhile(self, sequence: Sequence) -> int:
-        """Return how many tokens of a sequence are likely enough to be verified."""
+    def num_worthwhile(self, sequence: Sequence, num_unread: int) -> int:
+        """Return how many tokens of a sequence are likely enough to be verified, with `num_unread` that come before."""
 
     def rate(self, sequence: Sequence) -> float:
         """Return the chance that a proposed token is accepted if all before it are."""
@@ -54,8 +54,8 @@ class NgramSource:
     def __init__(self) -> None:
         self._rows: dict[Sequence, RowForecast] = {}
 
-    def num_worthwhile(self, sequence: Sequence) -> int:
-        """Return how much of the forecast is likely enough; see ProposalSource."""
+    def num_worthwhile(self, sequence: Sequence, num_unread: int) -> int:
+        """Return how much of the forecast, which begins with unread tokens, is likely enough; see ProposalSource."""
         row = self._rows.get(sequence)
         return row.num_worthwhile if row else 0
 
@@ -117,9 +117,9 @@ class DraftSource:
         """True if the draft model computed prompts in the last `propose`."""
         return self._draft().has_prefilled
 
-    def num_worthwhile(self, sequence: Sequence) -> int:
+    def num_worthwhile(self, sequence: Sequence, num_unread: int) -> int:
         """Return how many tokens are likely enough at the row's rate; see ProposalSource."""
-        return self._row(sequence).num_worthwhile(self._max_width)
+        return num_unread + self._row(sequence).num_worthwhile(self._max_width)
 
     def rate(self, sequence: Sequence) -> float:
         """Return how often proposals of the row were accepted; see ProposalSource."""
@@ -167,9 +167,9 @@ class ChosenSource:
         self._usual = usual
         self.has_prefilled = False
 
-    def num_worthwhile(self, sequence: Sequence) -> int:
+    def num_worthwhile(self, sequence: Sequence, num_unread: int) -> int:
         """Ask the sequence's source; see ProposalSource."""
-        return self._source_of(sequence).num_worthwhile(sequence)
+        return self._source_of(sequence).num_worthwhile(sequence, num_unread)
 
     def rate(self, sequence: Sequence) -> float:
         """Ask the sequence's source; see ProposalSource."""

@@ -69,8 +69,9 @@ class Speculator:
 
     def _num_proposable(self, sequence: Sequence, num_unread: int) -> int:
         """Count the tokens that a sequence has to propose, and that it may still generate after one more."""
-        if not self._may_speculate(sequence) or not (num_worthwhile := self._source.num_worthwhile(sequence)):
+        if not self._may_speculate(sequence):
             return 0
+        num_worthwhile = self._source.num_worthwhile(sequence, num_unread)
         room = sequence.max_length - 2 - sequence.num_computed + num_unread
         able = self._max_proposed(sequence.num_computed) + num_unread
         asked = self._max_width if sequence.speculation_tokens is None else sequence.speculation_tokens

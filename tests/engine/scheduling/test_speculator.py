@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorepool.engine.scheduling.proposals import ChosenSource, NgramSource, Proposal
+from scorepool.engine.scheduling.proposals import ChosenSource, DraftSource, NgramSource, Proposal
 from scorepool.engine.scheduling.slice import Slice, SliceResult
 from scorepool.engine.scheduling.speculator import Speculator
 from scorepool.engine.sequence import Sampling, Sequence
@@ -94,7 +94,7 @@ class FixedSource:
         self.has_prefilled = False
         self.seen: list[Sequence] = []
 
-    def num_worthwhile(self, sequence: Sequence) -> int:
+    def num_worthwhile(self, sequence: Sequence, num_unread: int) -> int:
         return 4
 
     def rate(self, sequence: Sequence) -> float:
@@ -110,6 +110,31 @@ class FixedSource:
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
         self.seen = [one for one in self.seen if one not in list(sequences)]
+
+
+class EchoDraft:
+    """Proposes a token for each that is asked for."""
+
+    has_prefilled = False
+
+    def propose(self, sequences: list[Sequence], num_tokens: int) -> list[Proposal]:
+        return [Proposal((3,) * num_tokens, (0.0,) * num_tokens)] * len(sequences)
+
+    def forget(self, sequences: Iterable[Sequence]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("max_width", [1, 2])
+def test_a_draft_model_proposes_one_token_if_no_more_are_allowed(max_width: int):
+    sequence = repeating(20)
+    sequence.num_computed = len(sequence.token_ids) - 1
+    draft = EchoDraft()
+    speculator = Speculator(DraftSource(lambda: draft, max_width), max_width, lambda position: 10**9, "draft")
+    for _ in range(50):
+        speculator.cost.record(1, 1.0)
+        speculator.cost.record(40, 1.0)
+    assert speculator.may_propose([sequence], 100)
+    assert [len(ids) for ids, _ in speculator.propose([sequence], 100)] == [max_width]
 
 
 def test_each_row_is_proposed_for_by_what_it_chooses():

@@ -14,20 +14,22 @@ from scorepool.api.dialects.deltas import ChoiceStream, Delta
 from scorepool.api.dialects.protocol import StreamEvent
 
 EndReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+SIGNATURE = "unsigned"  # clients send back only reasoning whose signature is not empty
 
 
 class TextContent(Struct, frozen=True, kw_only=True, tag="text", tag_field="type"):
-    """Give the text of an answer."""
+    """Give the text of an answer. It has no `citations`: the AI SDK refuses null."""
 
     text: str
-    citations: None = None
 
 
 class ThinkingContent(Struct, frozen=True, kw_only=True, tag="thinking", tag_field="type"):
     """Give what the model reasoned."""
 
     thinking: str
-    signature: Annotated[str, Meta(max_length=0, description="Reasoning is not signed.")] = ""
+    signature: Annotated[
+        str, Meta(description="Reasoning is not signed: always `unsigned`. Empty where a stream begins the block.")
+    ] = ""
 
 
 class ToolUseContent(Struct, frozen=True, kw_only=True, tag="tool_use", tag_field="type"):
@@ -85,9 +87,10 @@ class TokenCount(Struct, frozen=True, kw_only=True):
 class BlockDelta(Struct, frozen=True, kw_only=True):
     """Add to a block, or end the message. `type` is absent at the end."""
 
-    type: Literal["text_delta", "thinking_delta", "input_json_delta"] | UnsetType = UNSET
+    type: Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"] | UnsetType = UNSET
     text: str | UnsetType = UNSET
     thinking: str | UnsetType = UNSET
+    signature: str | UnsetType = UNSET
     partial_json: str | UnsetType = UNSET
     stop_reason: EndReason | UnsetType = UNSET
     stop_sequence: str | UnsetType | None = UNSET
@@ -228,7 +231,13 @@ class MessageWriter:
         if not self._is_open:
             return []
         self._is_open = False
-        return [_encode(MessageEvent(type="content_block_stop", index=self._index))]
+        events: list[object] = [_encode(MessageEvent(type="content_block_stop", index=self._index))]
+        block = self._blocks[-1]
+        if isinstance(block, ThinkingContent):
+            self._blocks[-1] = replace(block, signature=SIGNATURE)
+            delta = BlockDelta(type="signature_delta", signature=SIGNATURE)
+            events.insert(0, _encode(MessageEvent(type="content_block_delta", index=self._index, delta=delta)))
+        return events
 
     @property
     def _index(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import agents as openai_agents
 import httpx
+import httpx2
 import pytest
 from agents import (
     ModelSettings,
@@ -17,6 +18,7 @@ from agents import (
     Runner,
     function_tool,
 )
+from anthropic import AsyncAnthropic
 from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -24,7 +26,9 @@ from openai import AsyncOpenAI
 from pydantic import SecretStr
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelResponse, ThinkingPart, ToolCallPart
+from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from scorepool.local.demo import free_port
@@ -80,6 +84,36 @@ async def test_pydantic_ai_runs_ten_streamed_turns_with_reasoning_and_tools(agen
     assert last.text == ANSWER[1]
     assert num_events > 3 * NUM_TURNS
     assert run.usage.requests == NUM_TURNS
+
+
+@pytest.mark.anyio
+async def test_pydantic_ai_sends_reasoning_back_as_anthropic_has_it(agentic: Stack):
+    def look(place: str) -> str:
+        """Look somewhere."""
+        return f"Nothing in {place}."
+
+    bodies: list[dict[str, Any]] = []
+
+    async def record(request: httpx2.Request) -> None:
+        bodies.append(json.loads(request.content))
+
+    async with (
+        httpx2.AsyncClient(event_hooks={"request": [record]}, timeout=60) as http,
+        AsyncAnthropic(base_url=agentic.url, api_key="unused", http_client=http) as sdk,
+    ):
+        model = AnthropicModel("m", provider=AnthropicProvider(anthropic_client=sdk))
+        agent = Agent(model, tools=[look], model_settings={"max_tokens": 100})
+        async with agent.iter("Is it in Zürich?") as run:
+            async for node in run:
+                if Agent.is_model_request_node(node) and len(bodies) % 2:  # every second turn is streamed
+                    async with node.stream(run.ctx) as stream:
+                        assert [event async for event in stream]
+
+    assert run.result is not None
+    assert run.result.output == ANSWER[1]
+    assert len(bodies) == NUM_TURNS
+    answers = [message["content"] for message in bodies[-1]["messages"] if message["role"] == "assistant"]
+    assert [answer[0].get("thinking") for answer in answers] == ["".join(REASONING)] * (NUM_TURNS - 1)
 
 
 @pytest.mark.anyio

@@ -133,6 +133,10 @@ def test_a_stream_has_the_events_in_anthropics_order(scripted: Stack):
     usage = data[-2]["usage"]
     assert data[0]["message"]["usage"]["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"] > 0
     assert data[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    [text] = [each["content_block"] for each in data if each.get("content_block", {}).get("type") == "text"]
+    assert text == {"type": "text", "text": ""}  # the AI SDK refuses `citations` that are null
+    *_, last, end = [each for each in data if each.get("index") == 0]
+    assert (last["delta"], end["type"]) == ({"type": "signature_delta", "signature": "unsigned"}, "content_block_stop")
 
 
 def without_ids(message: anthropic.types.Message) -> dict[str, Any]:
@@ -149,7 +153,7 @@ def test_reasoning_text_and_calls_are_blocks(scripted_claude: Anthropic):
 
     thinking, text, call = message.content
     assert isinstance(thinking, anthropic.types.ThinkingBlock)
-    assert (thinking.thinking, thinking.signature) == ("".join(REASONING), "")
+    assert (thinking.thinking, thinking.signature) == ("".join(REASONING), "unsigned")
     assert isinstance(text, anthropic.types.TextBlock)
     assert text.text == "One moment ä"
     assert isinstance(call, anthropic.types.ToolUseBlock)

@@ -55,7 +55,7 @@ def test_the_document_is_valid_and_complete(document: dict[str, Any]):
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
     operations = [(path, method) for path, methods in document["paths"].items() for method in methods]
-    assert len(operations) == 82
+    assert len(operations) == 83
     ids = [document["paths"][path][method]["operationId"] for path, method in operations]
     assert len(set(ids)) == len(ids)
 
@@ -619,6 +619,7 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
             "/v1/completions": ({"model": "demo", "prompt": "a"}, COMPLETED),
             "/v1/chat/completions": ({"model": "demo", "messages": [{"role": "user", "content": "a"}]}, COMPLETED),
             "/v1/responses": ({"model": "demo", "input": "a"}, COMPLETED),
+            "/v1/responses/input_tokens": ({"model": "demo", "input": "a"}, RESULT),
             "/v1/messages": (
                 {"model": "demo", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
                 COMPLETED,

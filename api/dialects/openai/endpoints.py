@@ -15,6 +15,7 @@ from scorepool.api.dialects.openai import (
     continued_responses,
     embeddings,
     foreign_fields,
+    input_tokens,
     responses,
     responses_kept,
 )
@@ -28,6 +29,7 @@ from scorepool.api.dialects.openai.completion_reply import (
 )
 from scorepool.api.dialects.openai.completions import CompletionRequest
 from scorepool.api.dialects.openai.embeddings import EmbeddingList, EmbeddingsRequest
+from scorepool.api.dialects.openai.input_tokens import InputTokens, InputTokensRequest
 from scorepool.api.dialects.openai.response_object import ResponseEvent, ResponseObject
 from scorepool.api.dialects.openai.responses import ResponseRequest
 from scorepool.api.dialects.openai.responses_reply import ResponseWriter, to_response
@@ -126,7 +128,7 @@ class ResponsesEndpoint(Endpoint[ResponseRequest]):
     body_type = ResponseRequest
     reply_type = ResponseObject
     chunk_type = ResponseEvent
-    foreign_fields = foreign_fields.CHAT
+    foreign_fields = foreign_fields.RESPONSES
 
     def to_requests(self, body: ResponseRequest, context: Context) -> Sequence[wire.Request]:
         return [responses.to_request(body, context.timeout_s)]
@@ -164,6 +166,33 @@ class ResponsesEndpoint(Endpoint[ResponseRequest]):
         return ResponseWriter(body, context.unique_id, context.created, is_kept=context.is_kept)
 
     def field_name(self, body: ResponseRequest, field: str) -> str:
+        return responses.field_name(field)
+
+
+class InputTokensEndpoint(Endpoint[InputTokensRequest]):
+    name = "count_response_tokens"
+    path = "/v1/responses/input_tokens"
+    summary = "Count the tokens of a response's prompt"
+    description = "A worker of the model renders and encodes it, ahead of other jobs: it has the template."
+    example: ClassVar = {"model": "demo", "input": "Hello"}
+    body_type = InputTokensRequest
+    reply_type = InputTokens
+
+    def previous_jobs(self, body: InputTokensRequest) -> Mapping[str, str]:
+        return continued_responses.previous_jobs(body.response)
+
+    def continued(self, body: InputTokensRequest, previous: Mapping[str, Previous]) -> InputTokensRequest:
+        return replace(body, input=continued_responses.continued(body.response, previous).input)
+
+    def to_requests(self, body: InputTokensRequest, context: Context) -> Sequence[wire.Request]:
+        assert context.served_model is not None
+        return [input_tokens.to_request(body.response, context.served_model.id, context.timeout_s)]
+
+    def to_reply(self, body: InputTokensRequest, results: Sequence[wire.Result], context: Context) -> InputTokens:
+        [result] = results
+        return InputTokens(input_tokens=len(result.sequences[0].token_ids))
+
+    def field_name(self, body: InputTokensRequest, field: str) -> str:
         return responses.field_name(field)
 
 
@@ -247,6 +276,7 @@ class DetokenizeEndpoint(Endpoint[DetokenizeRequest]):
 COMPLETIONS = CompletionsEndpoint()
 CHAT = ChatEndpoint()
 RESPONSES = ResponsesEndpoint()
+INPUT_TOKENS = InputTokensEndpoint()
 EMBEDDINGS = EmbeddingsEndpoint()
 TOKENIZE = TokenizeEndpoint()
 DETOKENIZE = DetokenizeEndpoint()

@@ -81,6 +81,10 @@ CHAT: dict[str, object] = COMMON | {
     "use_audio_in_video": False,
 }
 
+RESPONSES: dict[str, object] = CHAT | {
+    "client_metadata": ANY,  # of the program that asks, as Codex sends it
+}
+
 COMPLETIONS: dict[str, object] = COMMON | {
     # /v1/chat/completions
     "add_generation_prompt": True,

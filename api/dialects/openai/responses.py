@@ -261,6 +261,12 @@ class ResponseRequest(SamplingRequest, frozen=True, kw_only=True):
         return self.text.json_schema if self.text else None
 
     @property
+    def template_kwargs(self) -> TemplateKwargs:
+        """The variables of the chat template that the body sets."""
+        effort = self.reasoning.effort if self.reasoning else None
+        return {**(self.chat_template_kwargs or {}), **({} if effort is None else {"reasoning_effort": effort})}
+
+    @property
     def allowed_tools(self) -> list[str]:
         """The names of the tools that may be called; an empty list allows all."""
         match self.tool_choice:
@@ -279,7 +285,6 @@ def field_name(field: str) -> str:
 
 def to_request(body: ResponseRequest, timeout_s: int) -> wire.Generate:
     """Build the job of a response, which may run for `timeout_s`."""
-    effort = body.reasoning.effort if body.reasoning else None
     return wire.Generate(
         **sampling_fields(body, timeout_s),
         messages=to_messages(body),
@@ -287,10 +292,7 @@ def to_request(body: ResponseRequest, timeout_s: int) -> wire.Generate:
         tool_choice=_tool_choice_mode(body.tool_choice),
         allowed_tools=body.allowed_tools,
         parallel_tool_calls=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, FunctionName),
-        chat_template_kwargs={
-            **(body.chat_template_kwargs or {}),
-            **({} if effort is None else {"reasoning_effort": effort}),
-        },
+        chat_template_kwargs=body.template_kwargs,
         json_schema=body.json_schema,
         truncate="left" if body.truncation == "auto" else None,
         max_tokens=body.max_output_tokens,

@@ -311,3 +311,33 @@ async def test_lines_of_batches_continue_nothing(serving: Serving, worker: FakeW
         assert [json.loads(line)["response"]["status_code"] for line in errors.splitlines()] == [400, 400, 400]
         assert "input[0].id: not supported in a line of a batch" in errors
         assert "previous_response_id: not supported in a line of a batch" in errors
+
+
+def test_the_tokens_of_a_prompt_are_counted_before_it_is_answered(scripted_sdk: OpenAI):
+    first = respond(scripted_sdk, model="m", max_output_tokens=None, tools=[LOOK])
+    call = first.output[-1]
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "Yes."}  # type: ignore[union-attr]
+    bodies: list[dict[str, Any]] = [
+        {"input": "Is it in Zürich?"},
+        {
+            "input": [{"role": "user", "content": "a"}],
+            "instructions": "Answer.",
+            "tools": [LOOK],
+            "tool_choice": "none",
+        },
+        {"input": "a", "reasoning": {"effort": "low"}, "text": {"format": {"type": "text"}}, "truncation": "disabled"},
+        {"input": [output], "previous_response_id": first.id, "tools": [LOOK], "parallel_tool_calls": False},
+    ]
+    for body in bodies:
+        counted = scripted_sdk.responses.input_tokens.count(model="m", **body)
+        answered = respond(scripted_sdk, model="m", max_output_tokens=1, **body)
+        assert counted.object == "response.input_tokens"
+        assert counted.input_tokens == answered.usage.input_tokens  # type: ignore[union-attr]
+    for wrong, message in (
+        ({"tool_choice": "required"}, "`tool_choice` needs `tools`"),
+        ({"conversation": "c"}, "conversation: Expected `null`"),
+        ({"previous_response_id": "resp_none"}, "previous_response_id: no such response"),
+        ({"extra_body": {"temperature": 1}}, "unknown field `temperature`"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=message):
+            scripted_sdk.responses.input_tokens.count(model="m", input="a", **wrong)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from anthropic import Anthropic
 from openai import OpenAI
+from pydantic import TypeAdapter
 
 from scorepool import wire
 from scorepool.api.dialects.anthropic import MESSAGES, messages
@@ -419,3 +420,20 @@ def test_a_batch_of_messages(claude: Anthropic):
     assert claude.messages.batches.delete(batch.id).id == batch.id
     with pytest.raises(anthropic.NotFoundError):
         claude.messages.batches.retrieve(batch.id)
+
+
+def test_models_have_anthropics_form(stack: Stack, claude: Anthropic, sdk: OpenAI):
+    names = [model.id for model in sdk.models.list()]
+    pages = claude.models.list(limit=1)
+    assert [model.id for model in pages] == names == ["demo", "gpt-4o-mini"]
+    assert [model.id for model in claude.models.list(before_id=names[1], limit=1)] == names[:1]
+    reply = httpx.get(f"{stack.url}/v1/models/gpt-4o-mini", headers={"anthropic-version": "2023-06-01"})
+    model = TypeAdapter(anthropic.types.ModelInfo).validate_json(reply.content, strict=True)
+    assert model == claude.models.list().data[1]
+    assert (model.display_name, model.lifecycle, model.max_input_tokens) == ("gpt-4o-mini", "active", 2048)
+    with pytest.raises(anthropic.NotFoundError, match="no live worker serves 'none'"):
+        claude.models.retrieve("none")
+    with pytest.raises(anthropic.BadRequestError, match="before_id: expected `before_id` or `after_id`"):
+        claude.models.list(before_id="a", after_id="b")
+    refused = httpx.get(f"{stack.url}/v1/models?limit=1")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "limit")

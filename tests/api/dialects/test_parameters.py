@@ -247,6 +247,12 @@ def test_null_and_the_defaults_of_foreign_fields_pass_on_other_routes(endpoint: 
         assert endpoint.parse(json.dumps(body | foreign).encode()) == endpoint.parse(json.dumps(body).encode())
 
 
+def test_what_codex_says_of_itself_in_a_response_passes():
+    body = {"model": "demo", "input": "a", "store": False, "include": ["reasoning.encrypted_content"]}
+    described = body | {"client_metadata": {"session_id": "s"}}
+    assert RESPONSES.parse(json.dumps(described).encode()) == RESPONSES.parse(json.dumps(body).encode())
+
+
 def test_the_defaults_of_sglang_pass():
     """Check the defaults of `sampling_params` too, in JSON and in msgpack."""
     params = {name.partition(".")[2]: None for name in GENERATE.foreign_fields if "." in name}

@@ -154,7 +154,7 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
         batch = LeadingBatch(batch, ranks) if ranks.rank == 0 else batch
     if head is not None:
         return ClassifierRunner(batch, head, model_info, chat.tokenizer, chat)
-    adapters = None if ranks else AdapterHost(adapted, model, Path(settings.weights_folder or folder))
+    adapters = None if ranks else AdapterHost(adapted, model, Path(settings.weights_folder or folder), config)
     draft = draft if batch.can_speculate else None
     store = _open_prefix_store(settings, model_info, model, split) if batch.can_share else None
     scorer = scorer if whole_prompts is None else None

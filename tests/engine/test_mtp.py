@@ -8,6 +8,7 @@ import pytest
 from scorepool.engine import Engine, EngineSettings, InvalidRequest, LoadError, Sampling, Sequence
 from scorepool.engine.scheduling import speculator
 from tests.engine import mtp_checkpoints
+from tests.engine.adapters import oracle_with, save_adapter
 from tests.engine.mtp_checkpoints import SHAPES, TorchHead
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.engine.test_speculation import rows
@@ -157,6 +158,24 @@ def test_pushed_weights_propose_with_the_head_that_came_with_them(open_engine: C
     again = Sequence(token_ids=[BOS, 7], sampling=Sampling(max_tokens=30, temperature=0, ignore_eos=True))
     engine.add([again]).result(60)
     assert (again.token_ids, again.num_accepted) == (sequence.token_ids, again.num_proposed)
+
+
+@pytest.mark.parametrize("kind", ["glm4_moe", "qwen3_next"])
+def test_adapters_of_a_checkpoint_with_a_head_equal_peft(
+    kind: str, open_engine: Callable[..., Engine], tmp_path: Path
+):
+    mtp_checkpoints.build(kind, tmp_path / "model", agrees=True)
+    adapter = save_adapter(tmp_path / "model", tmp_path / "adapter", 0, target_modules=["q_proj", "v_proj", "o_proj"])
+    oracle = oracle_with(tmp_path / "model", adapter)
+    found: list[Sequence] = []
+    for speculation in ("off", "mtp"):
+        engine = open_engine(tmp_path / "model", speculation=speculation, adapters=(("a", str(adapter)),))
+        sampling = Sampling(max_tokens=30, temperature=0, ignore_eos=True)
+        found.append(Sequence(token_ids=[BOS, 7, 8, 9], sampling=sampling, adapter_name="a"))
+        engine.add(found[-1:]).result(60)
+        assert_agrees(found[-1], oracle)
+    assert found[1].token_ids == found[0].token_ids
+    assert found[1].num_proposed > 5
 
 
 def test_ranks_drafts_and_requests_that_do_not_go_with_a_head_are_refused(engine_of: Callable[..., Engine]):

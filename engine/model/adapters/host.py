@@ -6,20 +6,22 @@ from typing import Any
 
 from scorepool.engine.adapter import Adapter, describe_excess
 from scorepool.engine.errors import AdapterError
-from scorepool.engine.model import checkpoint
+from scorepool.engine.model import checkpoint, mtp_layouts
 from scorepool.engine.model.adapters.bank import AdapterBank
 from scorepool.engine.model.adapters.load import read_adapter
 from scorepool.engine.model.adapters.placement import place
+from scorepool.engine.model.config import Config
 
 
 class AdapterHost:
     """The adapters of one model."""
 
-    def __init__(self, bank: AdapterBank, model: Any, folder: Path) -> None:
-        """Start without adapters. `folder` is that of the base checkpoint."""
+    def __init__(self, bank: AdapterBank, model: Any, folder: Path, config: Config) -> None:
+        """Start without adapters. `folder` has the base checkpoint's tensors, and `config` is its configuration."""
         self._bank = bank
         self._model = model
         self._folder = folder
+        self._config = config
 
     @property
     def num_bytes(self) -> int:
@@ -37,6 +39,8 @@ class AdapterHost:
                 f"the weights that serve now are gone from {self._folder}, expected them there: an adapter is compared "
                 "with them"
             )
+        for head_tensor in mtp_layouts.head_tensors(self._config, list(stored)):
+            del stored[head_tensor]  # transformers does not load them, so peft does not adapt them
         weights = read_adapter(folder, stored, self._model, max_bytes)
         terms = place(weights, self._model, stored)
         if (num_bytes := self._bank.num_bytes_with(terms)) > max_bytes:

@@ -76,9 +76,11 @@ class Scheduler:
     @property
     def awaits_commit(self) -> bool:
         """True if the next step depends on the tokens of the step that was scheduled last."""
+        if self._num_proposed:  # also of sequences that have paused since: they may resume in the next step
+            return True
         if self.speculator is None or not self.decoding:
             return False
-        return bool(self._num_proposed) or self.speculator.may_propose(self.decoding, self._max_decode_tokens)
+        return self.speculator.may_propose(self.decoding, self._max_decode_tokens)
 
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Append sequences to those that wait."""

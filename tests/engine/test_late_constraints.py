@@ -46,8 +46,8 @@ class LateConstraint:
         return b"\xff" * 100
 
 
-def generating(seed: int, most_calls: int = 0, num_given: int = 5, **report: int) -> Sequence:
-    sampling = Sampling(max_tokens=12, seed=seed, ignore_eos=True)
+def generating(seed: int, most_calls: int = 0, num_given: int = 5, max_tokens: int = 12, **report: int) -> Sequence:
+    sampling = Sampling(max_tokens=max_tokens, seed=seed, ignore_eos=True)
     constraint = LateConstraint(seed, most_calls) if most_calls else None
     return Sequence(token_ids=[0, *range(40, 39 + num_given)], sampling=sampling, constraint=constraint, **report)
 

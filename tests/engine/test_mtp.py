@@ -161,9 +161,7 @@ def test_pushed_weights_propose_with_the_head_that_came_with_them(open_engine: C
 
 
 @pytest.mark.parametrize("kind", ["glm4_moe", "qwen3_next"])
-def test_adapters_of_a_checkpoint_with_a_head_equal_peft(
-    kind: str, open_engine: Callable[..., Engine], tmp_path: Path
-):
+def test_adapters_of_a_checkpoint_with_a_head_equal_peft(kind: str, open_engine: Callable[..., Engine], tmp_path: Path):
     mtp_checkpoints.build(kind, tmp_path / "model", agrees=True)
     adapter = save_adapter(tmp_path / "model", tmp_path / "adapter", 0, target_modules=["q_proj", "v_proj", "o_proj"])
     oracle = oracle_with(tmp_path / "model", adapter)

@@ -236,6 +236,24 @@ def test_late_constraints_beside_proposals_change_no_row(
     assert sum(sequence.num_pauses for sequence in verified[:3])
 
 
+def test_rows_that_all_pause_with_proposals_keep_the_tokens_before_them(
+    engine_of: Callable[..., Engine], oracle_of: Callable[[str], Oracle], speculate: Callable[..., ScriptedSpeculator]
+):
+    def late(most_calls: int) -> list[Sequence]:
+        return [generating(seed, most_calls, num_given=3 + seed, max_tokens=40) for seed in range(3)]
+
+    plain, verified = late(0), late(4)
+    for future in [engine_of("llama").add([sequence]) for sequence in plain]:
+        future.result(60)
+
+    speculate("llama", plain, verified)
+
+    for one, other in zip(plain, verified, strict=True):
+        assert other.token_ids == one.token_ids
+        assert_agrees(other, oracle_of("llama"))
+    assert all(sequence.num_accepted and sequence.num_pauses for sequence in verified)
+
+
 def test_sampled_rows_with_proposals_have_the_distribution_of_the_model(
     oracle_of: Callable[[str], Oracle], engine_of: Callable[..., Engine], speculate: Callable[..., ScriptedSpeculator]
 ):

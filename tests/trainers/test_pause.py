@@ -46,6 +46,12 @@ def stack(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
 
 
 @pytest.fixture
+def pushed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that is kept after the test: workers that start later read what was pushed from it."""
+    return tmp_path_factory.mktemp("pushed")
+
+
+@pytest.fixture
 def http(stack: Stack) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=stack.url, timeout=60, headers=bearer(BOB)) as http:
         yield http
@@ -77,14 +83,14 @@ def ends(http: httpx.Client, job: str) -> dict[str, Any]:
 
 
 def test_jobs_wait_during_a_pause_while_weights_are_pushed_and_then_run_on_them(
-    base: Path, tmp_path: Path, http: httpx.Client, redis: Redis
+    base: Path, pushed_folder: Path, http: httpx.Client, redis: Redis
 ):
     assert http.get("/is_paused").json() == {"is_paused": False}
     assert http.post("/pause", params=WAIT).json() == {"status": "paused"}
     assert http.get("/is_paused").json() == {"is_paused": True}
 
     jobs = [submit(http, seed=seed) for seed in range(5)]
-    pushed = http.post(URL, json={"path": str(changed_copy(base, tmp_path / "v1", seed=1))})
+    pushed = http.post(URL, json={"path": str(changed_copy(base, pushed_folder / "v1", seed=1))})
 
     assert pushed.status_code == 200, pushed.text
     assert pushed.json()["state"] == "serving"
@@ -108,7 +114,7 @@ def test_a_pause_waits_for_jobs_that_run_and_for_none_that_waits(http: httpx.Cli
 
 
 def test_keep_answers_at_once_and_what_runs_ends_with_the_weights_that_it_began_with(
-    base: Path, tmp_path: Path, http: httpx.Client
+    base: Path, pushed_folder: Path, http: httpx.Client
 ):
     before = http.get(URL).json()["version"]
     running = submit(http, max_tokens=400)
@@ -116,7 +122,7 @@ def test_keep_answers_at_once_and_what_runs_ends_with_the_weights_that_it_began_
 
     assert http.post("/pause", params={"mode": "keep", "clear_cache": "false"}).json() == {"status": "paused"}
     waiting = submit(http)
-    pushed = http.post(URL, json={"path": str(changed_copy(base, tmp_path / "v", seed=7))}).json()
+    pushed = http.post(URL, json={"path": str(changed_copy(base, pushed_folder / "v", seed=7))}).json()
 
     assert pushed["version"] > before
     assert ends(http, running)["result"]["stamp"]["weights_version"] == before

@@ -281,12 +281,11 @@ class HangingWorker(FakeWorker):
         super()._commit_ended()
 
 
-class SlowStartWorker(FakeWorker):
-    """A worker whose model takes four seconds to load."""
+class EndlessStartWorker(FakeWorker):
+    """A worker whose model is never loaded."""
 
     def open(self) -> None:
-        time.sleep(4)
-        super().open()
+        time.sleep(3600)
 
 
 class LateHeartbeatWorker(FakeWorker):

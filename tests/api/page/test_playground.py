@@ -34,7 +34,7 @@ def fill(page: "playwright.Page", url: str, **fields: str) -> None:
 
 def run(page: "playwright.Page") -> str:
     """Run the form, wait for the end, and return the job's id."""
-    page.get_by_role("button", name="Run").click()
+    page.get_by_role("button", name="Run", exact=True).click()
     playwright.expect(page.locator("#state")).to_contain_text("finished", timeout=60_000)
     return str(page.locator("#job").get_attribute("href")).removeprefix("/jobs/")
 
@@ -91,7 +91,7 @@ def test_stop_cancels_the_job(url: str, page: "playwright.Page"):
     # Long enough to be stopped in the middle: all that fits into the model's context.
     page.route("**/playground/jobs", lambda route: route.continue_(post_data=route.request.post_data_json | LONG))
     fill(page, url, prompt="import", max_tokens="2000")
-    page.get_by_role("button", name="Run").click()
+    page.get_by_role("button", name="Run", exact=True).click()
     page.locator("#map .t").first.wait_for()  # tokens come while it runs
     page.get_by_role("button", name="Stop").click()
     playwright.expect(page.locator("#state")).to_contain_text("canceled", timeout=60_000)
@@ -99,7 +99,7 @@ def test_stop_cancels_the_job(url: str, page: "playwright.Page"):
     with Client(url) as client:
         assert client.job(job_id).status == "canceled"
     assert page.locator("#failure").is_hidden()
-    playwright.expect(page.get_by_role("button", name="Run")).to_be_enabled()
+    playwright.expect(page.get_by_role("button", name="Run", exact=True)).to_be_enabled()
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_copied_commands_and_programs_do_what_the_playground_does(
 def test_a_refusal_is_shown_as_its_sentence(url: str, browser: "playwright.Browser"):
     page = browser.new_page()  # without the check of the console, which reports the 400
     fill(page, url, kind="score", prompt="a", completion=" b", temperature="0")
-    page.get_by_role("button", name="Run").click()
+    page.get_by_role("button", name="Run", exact=True).click()
     playwright.expect(page.locator("#failure")).to_contain_text("temperature")
     playwright.expect(page.locator("#answer")).to_be_hidden()
     page.close()
@@ -159,14 +159,14 @@ def test_what_must_not_be_empty_is_asked_for(url: str, page: "playwright.Page"):
     for kind, empty in (("generate", ["prompt"]), ("chat", ["prompt"]), ("score", ["completion"])):
         fill(page, url, kind=kind)
         assert page.evaluate(missing) == empty
-        page.get_by_role("button", name="Run").click()
+        page.get_by_role("button", name="Run", exact=True).click()
         assert page.locator("#answer").is_hidden()
 
 
 def test_the_playground_without_a_model_says_so(url: str, page: "playwright.Page"):
     page.route("**/playground", without_models)
     page.goto(f"{url}/playground")
-    playwright.expect(page.get_by_role("button", name="Run")).to_be_disabled()
+    playwright.expect(page.get_by_role("button", name="Run", exact=True)).to_be_disabled()
     assert "v1/jobs" in page.locator("#curl").inner_text()
 
 

@@ -65,12 +65,12 @@ def test_a_death_counts_after_the_lease_of_its_job_has_expired(redis: Redis, wor
 
 def test_a_death_counts_however_long_the_next_worker_loads_its_model(redis: Redis, workers: Workers):
     job_id = submit(redis, generate(max_tokens=100_000))
-    workers.start()
+    workers.start(SCOREPOOL_LEASE_S="20")  # so that its registration outlives the start of a process
     until(lambda: in_flight(redis) == 1)
     kill(workers)
 
-    workers.start(worker="SlowStartWorker", SCOREPOOL_LEASE_S="3")  # loads for longer
-    until(lambda: "took 1 jobs back" in workers.log)
+    workers.start(worker="EndlessStartWorker", SCOREPOOL_LEASE_S="20")
+    until(lambda: in_flight(redis) == 0)
 
     assert redis.hget(f"rq:job:{job_id}", JobField.MAX_CONCURRENCY) == b"1"
 

@@ -196,6 +196,10 @@ class Endpoint(ABC, Generic[Body]):
         """Return the writer of a streamed reply. The jobs are in the order of the requests."""
         raise NotImplementedError
 
+    def to_error_event(self, writer: EventWriter | KeptEvents, reply: object) -> bytes | None:
+        """Return the event of an error that ends a stream, given its reply; None if it is the event's data as it is."""
+        return None
+
     def field_name(self, body: Body, field: str) -> str:
         """Map a field of the requests to a field of the body: `[1].prompt[0]` if there are several requests."""
         return field

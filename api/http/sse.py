@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from redis.exceptions import RedisError
 from starlette.requests import ClientDisconnect, Request
@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from scorepool import wire
 from scorepool.api.http.bodies import while_connected
-from scorepool.api.http.error_forms import AnthropicErrorReply
+from scorepool.api.http.error_forms import AnthropicErrorReply, AnyErrorReply
 from scorepool.api.http.errors import ApiError, error_reply_to, internal_error, redis_unanswered, request_id
 from scorepool.api.http.large_replies import send_body
 
@@ -25,17 +25,24 @@ class EventStream(Response):
 
     None says that there is nothing to send; after KEEP_ALIVE_S of silence it becomes a comment, which keeps the
     connection open. A client that reads slowly delays this stream and nothing else. `messages` is closed when the
-    client disconnects.
+    client disconnects. `to_error_event` writes the event of an error whose form differs from that of replies.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, request: Request, messages: AsyncGenerator[object | None], last: bytes) -> None:
+    def __init__(
+        self,
+        request: Request,
+        messages: AsyncGenerator[object | None],
+        last: bytes,
+        to_error_event: Callable[[AnyErrorReply], bytes | None] = lambda _: None,
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-store"})
         del self.headers["Content-Length"]
         self._request = request
         self._messages = messages
         self._last = last
+        self._to_error_event = to_error_event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -74,6 +81,8 @@ class EventStream(Response):
 
     def _error_event(self, error: ApiError) -> Message:
         body = error_reply_to(self._request, error)
+        if (event := self._to_error_event(body)) is not None:
+            return _body(event)
         name = b"event: error\n" if isinstance(body, AnthropicErrorReply) else b""
         return _body(name + encode_event(wire.encode_json(body)))
 

@@ -13,6 +13,7 @@ refuses any part gets the status of its error. A failure after that is an error 
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Depends
@@ -205,12 +206,13 @@ async def _run(
         queued = _queued(job.id, served_model.id, context.created)
         if endpoint.is_streamed(body):
             followed = streaming.follow(owner, queued, EventCursor.parse(""), held)
-            events = kept_events(followed, endpoint.to_kept_events(body, queued), held)
-            return EventStream(request, events, last=b"")
+            kept_writer = endpoint.to_kept_events(body, queued)
+            events = kept_events(followed, kept_writer, held)
+            return EventStream(request, events, b"", partial(endpoint.to_error_event, kept_writer))
         return reply(endpoint.to_kept_reply(body, queued), "json")
     if endpoint.is_streamed(body):
         events = streaming.submit_and_stream(owner, requests, ids, held, field_name, key, kept_body)
-        return await _stream(request, events, ids, endpoint.to_events(body, ids, context))
+        return await _stream(request, events, ids, endpoint, endpoint.to_events(body, ids, context))
     results: list[wire.Result] = []
     if requests:
         results = await submission.submit_and_wait(request, owner, requests, held, field_name, key, ids, kept_body)
@@ -237,7 +239,11 @@ def _to_tokenize(text: str | Chat, model: str, timeout_s: int) -> wire.Tokenize:
 
 
 async def _stream(
-    request: Request, events: AsyncGenerator[StreamEvent | None], job_ids: Sequence[str], writer: EventWriter
+    request: Request,
+    events: AsyncGenerator[StreamEvent | None],
+    job_ids: Sequence[str],
+    endpoint: AnyEndpoint,
+    writer: EventWriter,
 ) -> Response:
     """Answer when every job has begun. If the client disconnects before that, the jobs are canceled."""
     await anext(events)  # The jobs are accepted. A client that leaves while they are submitted is noticed only now.
@@ -247,7 +253,7 @@ async def _stream(
     except BaseException:
         await chunks.aclose()
         raise
-    return EventStream(request, chunks, last=b"")
+    return EventStream(request, chunks, b"", partial(endpoint.to_error_event, writer))
 
 
 async def _wait_for_status(chunks: AsyncGenerator[object | None]) -> None:

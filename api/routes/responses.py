@@ -5,6 +5,7 @@ api/routes/dialects.py makes them.
 
 import contextlib
 from collections.abc import Awaitable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query
@@ -21,6 +22,7 @@ from scorepool.api.dependencies import (
     SubmissionDep,
     known_query,
 )
+from scorepool.api.dialects.openai.endpoints import RESPONSES
 from scorepool.api.dialects.openai.response_items import ItemList, Order, to_item_list
 from scorepool.api.dialects.openai.response_object import ResponseEvent, ResponseObject
 from scorepool.api.dialects.openai.responses import LOGPROBS, Included, ResponseRequest
@@ -84,7 +86,8 @@ async def read_response(
             raise BadRequest("stream: expected a response that was made with `background` and `stream`: true", "stream")
         writer = KeptResponseEvents(kept, job, -1 if starting_after is None else starting_after)
         followed = streaming.follow(owner, job, EventCursor.parse(""), held)
-        return EventStream(request, kept_events(followed, writer, held), last=b"")
+        to_error_event = partial(RESPONSES.to_error_event, writer)
+        return EventStream(request, kept_events(followed, writer, held), b"", to_error_event)
     if starting_after is not None:
         raise BadRequest("starting_after: expected `stream`: true beside it", "starting_after")
     job, kept = await _read(jobs.read(owner, job_id, held), jobs, response_id)

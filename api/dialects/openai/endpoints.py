@@ -41,7 +41,7 @@ from scorepool.api.dialects.openai.tokens import (
     to_detokenize_reply,
     to_tokenize_reply,
 )
-from scorepool.api.dialects.protocol import Context, Endpoint, JobCount, Previous
+from scorepool.api.dialects.protocol import Context, Endpoint, EventWriter, JobCount, KeptEvents, Previous
 from scorepool.api.dialects.top_cap import clamp_fields
 
 
@@ -164,6 +164,11 @@ class ResponsesEndpoint(Endpoint[ResponseRequest]):
 
     def to_events(self, body: ResponseRequest, job_ids: Sequence[str], context: Context) -> ResponseWriter:
         return ResponseWriter(body, context.unique_id, context.created, is_kept=context.is_kept)
+
+    def to_error_event(self, writer: EventWriter | KeptEvents, reply: object) -> bytes:
+        assert isinstance(writer, ResponseWriter | responses_kept.KeptResponseEvents)
+        assert isinstance(reply, wire.ErrorReply)
+        return writer.error(reply.error)
 
     def field_name(self, body: ResponseRequest, field: str) -> str:
         return responses.field_name(field)

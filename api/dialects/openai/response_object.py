@@ -9,6 +9,7 @@ from scorepool.api.dialects.openai.responses import FunctionTool, ReasoningOptio
 from scorepool.api.dialects.openai.sampling import DraftLogprobsIfAsked, ModeIfLogprobs
 from scorepool.api.dialects.weights import WeightsVersion
 from scorepool.wire.batch import BatchUsage, Metadata
+from scorepool.wire.reply import ErrorBody
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -128,3 +129,9 @@ class ResponseEvent(Struct, frozen=True, kw_only=True):
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
     logprobs: list[TokenLogprob] | UnsetType = UNSET
+    code: str | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+    param: str | UnsetType | None = UNSET
+    error: Annotated[
+        ErrorBody | UnsetType, Meta(description="The same error as an object: some clients read this one.")
+    ] = UNSET

@@ -15,6 +15,7 @@ from scorepool.api.dialects.openai.response_object import ResponseError, Respons
 from scorepool.api.dialects.openai.responses import ResponseRequest
 from scorepool.api.dialects.openai.responses_reply import ResponseWriter, to_response
 from scorepool.api.dialects.protocol import StreamEvent
+from scorepool.wire.reply import ErrorBody
 
 _ID = re.compile(r"resp_([0-9a-f]{32})")
 _STATUSES: dict[wire.Status, Literal["queued", "in_progress", "failed", "cancelled"]] = {
@@ -76,6 +77,10 @@ class KeptResponseEvents:
         if event.result is None:
             return self._wanted(self._writer.failed(to_kept_response(self._body, event)))
         return self._wanted(self._writer.add(event) + self._writer.end())
+
+    def error(self, error: ErrorBody) -> bytes:
+        """Return the event of an error that ends one client's stream."""
+        return self._writer.error(error)
 
     def _wanted(self, events: list[object]) -> list[object]:
         num_left_out = min(self._num_left_out, len(events))

@@ -28,6 +28,7 @@ from scorepool.api.dialects.openai.structured_outputs import TextFormat
 from scorepool.api.dialects.protocol import StreamEvent
 from scorepool.api.dialects.weights import weights_version
 from scorepool.wire.batch import BatchUsage
+from scorepool.wire.reply import ErrorBody
 
 
 def to_response(
@@ -90,6 +91,15 @@ class ResponseWriter:
     def failed(self, response: ResponseObject) -> list[object]:
         """Return the events that close a response without an answer."""
         return ([] if self._is_begun else self._begin()) + [self._event("response.failed", response=response)]
+
+    def error(self, error: ErrorBody) -> bytes:
+        """Return the event of an error that ends the stream, as OpenAI documents it and as its server sends it.
+
+        With `is_by_token` it has the number of the event before it, because no other client gets it.
+        """
+        self._num_events -= self._is_by_token
+        fields = {"code": error.code, "message": error.message, "param": error.param}
+        return self._event("error", **fields, error=error)
 
     def end(self) -> list[object]:
         """Return the events that close the response."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
+from openai.types.responses import ResponseErrorEvent
+from pydantic import TypeAdapter
 from rq.job import JobStatus
 
 from scorepool import wire
@@ -67,6 +69,26 @@ async def test_no_token_is_lost_while_the_status_waits(serving: Serving, worker:
     assert "".join(re.findall('"text":"(a*)"', reply.text)) == "aaa"  # tokens that came together are one event
     assert reply.text.count('"finish_reason":"stop"') == 2
     assert reply.text.endswith("data: [DONE]\n\n")
+
+
+async def test_an_error_in_a_stream_of_a_response_is_an_event_as_openai_documents_it(
+    serving: Serving, worker: FakeWorker
+):
+    async with serving() as http:
+        replying = asyncio.create_task(http.post("/v1/responses", json={"model": "demo", "input": "a", "stream": True}))
+        await eventually(worker.waiting)
+        [job_id] = worker.waiting()
+        worker.stream(job_id, 0, 5)
+        await asyncio.sleep(0.2)
+        worker.end(job_id, wire.Failure(code="crashed", message="the worker died"), JobStatus.FAILED)
+        reply = await replying
+
+    *before, (name, data) = [event.split("\n") for event in reply.text.split("\n\n") if event]
+    found = TypeAdapter(ResponseErrorEvent).validate_json(data.removeprefix("data: "), strict=True)
+    assert (name, found.sequence_number) == ("event: error", len(before))
+    nested = found.model_extra["error"] if found.model_extra else {}  # as the AI SDK reads it
+    assert (nested["message"], nested["type"]) == (found.message, "server_error")
+    assert "the worker died" in found.message
 
 
 async def test_no_more_tokens_than_the_limit_are_held(

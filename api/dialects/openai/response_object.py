@@ -82,9 +82,11 @@ class ResponseObject(Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["response"] = "response"
     created_at: Annotated[int, Meta(description="Unix time in seconds.")]
+    completed_at: Annotated[None, Meta(description="Not told here: the job has `ended_at`.")] = None
     status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     background: bool = False
     error: ResponseError | None = None
+    frequency_penalty: float
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
     max_output_tokens: int | None
@@ -93,6 +95,7 @@ class ResponseObject(Struct, frozen=True, kw_only=True):
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool
+    presence_penalty: float
     previous_response_id: str | None
     prompt_cache_key: str | None
     reasoning: ReasoningOptions

@@ -124,8 +124,8 @@ class InputItem(Struct, frozen=True, kw_only=True):
         return self.type == "message" and self.role == "user" and name == "content"
 
 
-class FunctionTool(FunctionDefinition, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Offer a function that the answer may call."""
+class FunctionTool(FunctionDefinition, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=False):
+    """Offer a function that the answer may call. A response repeats all fields: Open Responses requires them."""
 
     type: Literal["function"]
 

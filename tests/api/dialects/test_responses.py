@@ -153,6 +153,24 @@ def test_reasoning_text_and_calls_are_items(scripted_sdk: OpenAI):
     assert response.tools[0].name == "look"
 
 
+# What the specification Open Responses requires of a response, and of a tool in it.
+REQUIRED = (
+    "id object created_at completed_at status incomplete_details model previous_response_id instructions output error "
+    "tools tool_choice truncation parallel_tool_calls text top_p presence_penalty frequency_penalty top_logprobs "
+    "temperature reasoning user usage max_output_tokens max_tool_calls store background service_tier metadata "
+    "safety_identifier prompt_cache_key"
+)
+REQUIRED_OF_TOOLS = "type name description parameters strict"
+
+
+def test_a_response_has_every_field_that_open_responses_requires(scripted: Stack):
+    body = {"model": "m", "input": "a", "max_output_tokens": 1, "tools": [{"type": "function", "name": "look"}]}
+    response = httpx.post(f"{scripted.url}/v1/responses", json=body | {"presence_penalty": 0.5}).json()
+    assert set(REQUIRED.split()) - response.keys() == set()
+    assert (response["presence_penalty"], response["frequency_penalty"]) == (0.5, 0)
+    assert [tool.keys() for tool in response["tools"]] == [set(REQUIRED_OF_TOOLS.split())]
+
+
 def test_a_stream_of_reasoning_and_calls_adds_up_to_the_response(scripted_sdk: OpenAI):
     whole = [called(scripted_sdk, include=LOGPROBS) for _ in range(2)][-1]  # the second computes the prompt to share
     asked: Any = {"model": "m", "input": "Is it in Zürich?", "tools": [LOOK], "include": LOGPROBS}

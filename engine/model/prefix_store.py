@@ -145,6 +145,7 @@ class PrefixStore:
                 log.debug("%s has made room before it had a name", unnamed)
             except (OSError, ValueError) as error:
                 log.warning("%s cannot be kept: %s", unnamed, error)
+                _remove(unnamed)
             self._remove_oldest()
             self._note_named(num_bytes)
 

@@ -240,6 +240,14 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path, open_store: Callable[..
     assert len(files(tmp_path)) == 1
 
 
+def test_a_file_that_cannot_be_named_is_removed(tmp_path: Path, open_store: Callable[..., PrefixStore]):
+    stored(open_store, computed())
+    [path] = files(tmp_path)
+    replace_by_folder(path)
+    stored(open_store, computed())
+    assert files(tmp_path) == [path]
+
+
 def test_the_bound_holds_after_a_restart_with_less_room(tmp_path: Path, open_store: Callable[..., PrefixStore]):
     stored(open_store, *map(computed, range(4)))
     for age, path in enumerate(files(tmp_path)):

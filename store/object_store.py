@@ -1,5 +1,6 @@
 """The result store by obstore: a folder, or an object store whose credentials its own variables hold (AWS_*, ...)."""
 
+import asyncio
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,6 +19,8 @@ from scorepool.store.settings import SettingsError
 
 T = TypeVar("T")
 TIMEOUT_S = 300  # of one request, with its repetitions
+# Of one chunk of a file: a share may hang, and obstore 0.12 waits for ever for the rest of a file that became shorter.
+FOLDER_TIMEOUT_S = 30
 CONNECT_TIMEOUT_S = 10
 MAX_RETRIES = 2  # of one request; the worker and the API try again
 CHUNK_BYTES = 2**20
@@ -72,15 +75,28 @@ class ObjectStore:
 
     async def open(self, path: str) -> tuple[int, AsyncIterator[bytes]]:
         """Return an object's size, and its bytes in chunks. Both raise ResultStoreError, the first ResultMissing."""
-        found = await self._try(lambda: obstore.get_async(self._store, path))
+        found = await self._try(lambda: self._in_time(obstore.get_async(self._store, path)))
         return found.meta["size"], self._chunks(found)
 
     async def _chunks(self, found: Any) -> AsyncIterator[bytes]:
+        stream = found.stream(min_chunk_size=CHUNK_BYTES)
         try:
-            async for chunk in found.stream(min_chunk_size=CHUNK_BYTES):
-                yield bytes(chunk)
+            while True:
+                yield bytes(await self._in_time(anext(stream)))
+        except StopAsyncIteration:
+            return
         except (BaseError, OSError) as error:
             raise self._mapped(error) from None
+
+    async def _in_time(self, reading: Awaitable[T]) -> T:
+        """Wait for what is read of a folder as long as it may take; of other stores, which end by themselves, for ever.
+
+        Raises ResultStoreError.
+        """
+        try:
+            return await asyncio.wait_for(reading, None if self._folder is None else FOLDER_TIMEOUT_S)
+        except TimeoutError:
+            raise ResultStoreError(f"the folder {self._folder} has not answered for {FOLDER_TIMEOUT_S:g} s") from None
 
     async def delete(self, path: str) -> None:
         """Delete an object, and what a broken write of it left. It may be absent. Raises ResultStoreError."""

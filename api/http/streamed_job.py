@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from scorepool import wire
+from scorepool.api.http.errors import Unavailable
 from scorepool.api.http.formats import MEDIA_TYPES
 from scorepool.api.http.large_replies import LARGE_BYTES, HeldResults, send_body
 from scorepool.wire.stored_result import count_sequences, decode_head, decode_sequences, without_array_header
@@ -52,7 +53,7 @@ class StreamedJob(Response):
             await self._send_body(send)
         except ClientDisconnect:
             return
-        except (StoredResultBroken, wire.Invalid) as error:
+        except (StoredResultBroken, Unavailable, wire.Invalid) as error:
             logger.error("the reply with a job is cut off: %s", error, extra={"job": self._job.id})
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})

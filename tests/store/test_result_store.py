@@ -115,6 +115,22 @@ def test_a_write_that_ends_in_the_middle_leaves_no_object(tmp_path: Path):
     assert store.get(PATH) == b"y" * 100_000
 
 
+def test_a_file_that_becomes_shorter_while_it_is_read_ends_the_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("scorepool.store.object_store.FOLDER_TIMEOUT_S", 1.0)
+    store = opened(tmp_path.as_uri())
+    store.put(PATH, bytes(2**23))
+
+    async def read_and_truncate() -> None:
+        _, chunks = await store.open(PATH)
+        assert await anext(chunks)
+        os.truncate(tmp_path / PATH, 2**22)
+        async for _ in chunks:
+            pass
+
+    with pytest.raises(ResultStoreError, match="has not answered for 1 s"):
+        asyncio.run(asyncio.wait_for(read_and_truncate(), 30))
+
+
 def test_a_server_that_does_not_answer_is_reported_in_a_sentence(monkeypatch: pytest.MonkeyPatch):
     names = {"ENDPOINT_URL": "http://127.0.0.1:9", "ALLOW_HTTP": "true", "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}
     for name, value in names.items():

@@ -111,7 +111,12 @@ def _to_tokenized(prepared: PreparedSequence, tokenizer: Tokenizer, provenance: 
         num_reported_prompt_tokens=len(token_ids),
         bos_added=prepared.bos_added,
     )
-    usage = wire.Usage(prompt_tokens=len(token_ids), completion_tokens=0)
+    usage = wire.Usage(
+        prompt_tokens=len(token_ids),
+        completion_tokens=0,
+        images=len(prepared.sequence.images),
+        video_frames=_num_frames([prepared]),
+    )
     return wire.Result(sequences=[tokenized], temperature=1.0, usage=usage, stamp=provenance)
 
 

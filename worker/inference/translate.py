@@ -76,7 +76,8 @@ def to_sequences(
     if isinstance(request, wire.Tokenize):
         prompt = yield from _encode_prompt(request, codec, max(context_length, MAX_TOKENIZED))
         token_ids = prompt.token_ids
-        return [PreparedSequence(Sequence(token_ids=token_ids), len(token_ids), False, prompt.bos_added)]
+        sequence = Sequence(token_ids=token_ids, images=prompt.images)
+        return [PreparedSequence(sequence, len(token_ids), False, prompt.bos_added)]
     if isinstance(request, wire.Embed):
         return (yield from to_embedded(request, codec.tokenizer, context_length, pooling))
     if isinstance(request, wire.Classify):

@@ -8,9 +8,11 @@ from scorepool import wire
 from scorepool.engine import ChatCodec, Engine, EngineSettings, InvalidRequest, Tokenizer
 from scorepool.engine.images import ImageTokens, Injection, Video
 from scorepool.worker.inference.images import num_characters_of_images
+from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.tokenizing import MAX_WAITING_CHARACTERS
 from scorepool.worker.inference.translate import to_sequences
 from scorepool.worker.rq.errors import JobError
+from tests.api.fake_worker import PROVENANCE
 from tests.images import image_bytes, png_header
 from tests.tiny_tokenizer import EOS, build_tokenizer
 from tests.worker.fake import finish
@@ -171,6 +173,17 @@ def test_items_that_share_images_have_each_decoded_and_digested_once():
     prepared = finish(to_sequences(request, codec, 400))
     assert counting.asked == [Video((frames[0],), 2.0), Video((frames[1],), 2.0), one, *frames]
     assert [len(each.sequence.images) for each in prepared] == [3] * 50
+
+
+def test_a_tokenize_job_counts_images_and_frames_too():
+    codec, counting = counting_codec()
+    codec.tokenizer.hf_tokenizer.chat_template = LOOP.replace("BODY", PARTS.replace("MARKER", repr(MARKER)))
+    codec = ChatCodec(codec.tokenizer)
+    codec.images = counting
+    shown = [wire.Image(data=image_bytes()), wire.Image(frames=[image_bytes(shade=1), image_bytes(shade=2)])]
+    request = wire.Tokenize(model="m", messages=[wire.Message(role="user", content="a", images=shown)])
+    result = to_result(request, finish(to_sequences(request, codec, 400)), codec, PROVENANCE)
+    assert (result.usage.images, result.usage.video_frames) == (3, 2)
 
 
 def test_an_image_that_cannot_be_decoded_is_tried_once_for_all_items_that_show_it():

@@ -41,6 +41,7 @@ class ObjectStore:
         self._folder = Path(unquote(parts.path)) if parts.scheme == "file" else None
         if self._folder is not None and (parts.netloc not in ("", "localhost") or not self._folder.is_dir()):
             raise SettingsError(f"{place}: expected the URL of a folder that exists, such as file:///Volumes/results")
+        self._mount_point = None if self._folder is None else _mount_point(self._folder)
         try:
             if self._folder is not None:
                 self._store: Any = LocalStore(self._folder)
@@ -120,8 +121,19 @@ class ObjectStore:
         return ResultMissing("it has no such object")
 
     def _is_folder_gone(self) -> bool:
-        """True if the folder has vanished, such as a share that is not mounted: nothing in it is lost."""
-        return self._folder is not None and not self._folder.is_dir()
+        """True if the folder has vanished, such as a share that is not mounted: nothing in it is lost.
+
+        A share that was unmounted may leave its folder, empty and on the disk of this machine.
+        """
+        if self._folder is None or self._mount_point is None:
+            return False
+        return not (self._folder.is_dir() and self._mount_point.is_mount())
+
+
+def _mount_point(folder: Path) -> Path:
+    """Return where the file system of a folder is mounted."""
+    path = folder.resolve()
+    return next((each for each in (path, *path.parents) if each.is_mount()), Path(path.anchor))
 
 
 def _reason(error: Exception) -> str:

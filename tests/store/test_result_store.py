@@ -3,6 +3,8 @@
 import asyncio
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,31 @@ def test_a_folder_that_vanishes_is_trouble_and_not_an_absent_object(tmp_path: Pa
     assert not folder.exists()  # it is not made anew on this disk
     (tmp_path / "away").rename(folder)
     assert store.get(PATH) == b"x"
+
+
+def test_a_share_that_is_unmounted_is_trouble_although_its_folder_stays(tmp_path: Path):
+    share = tmp_path / "share"
+    share.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(share)]
+    if sys.platform != "linux" or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        (share / "results").mkdir()
+        store = opened((share / "results").as_uri())
+        store.put(PATH, b"x")
+    finally:
+        subprocess.run(["umount", str(share)], check=True)
+    (share / "results").mkdir()  # as somebody may have made it before the share was mounted
+    for attempt in (
+        lambda: store.put(PATH, b"y"),
+        lambda: store.get(PATH),
+        lambda: read(store),
+        lambda: asyncio.run(store.delete(PATH)),
+    ):
+        with pytest.raises(ResultStoreError, match="results is not there") as error:
+            attempt()
+        assert not isinstance(error.value, ResultMissing)
+    assert list((share / "results").iterdir()) == []  # nothing is written beneath
 
 
 def test_a_write_that_ends_in_the_middle_leaves_no_object(tmp_path: Path):

@@ -27,6 +27,7 @@ from scorepool.engine.text.chat.call_formats.schemas import (
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}  # as Jinja writes them
 _UNREADABLE = object()
+_NO_VALUE = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)  # as literal_eval's documentation says
 _JSON_BEGINNING = r'\s"\-0-9\[{'  # a string that may also be a number, a list or an object does not begin like one
 _WORDS = {"boolean": ("true", "false", "True", "False"), "null": ("null", "None")}
 _STRING_KEYWORDS = ("type", "anyOf", "oneOf", "allOf", "$ref", "minLength", "maxLength", "pattern", "format")
@@ -68,22 +69,17 @@ def told_types(schema: Any, root: Schema) -> frozenset[str]:
 
 
 def _read(text: str) -> Any:
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except ValueError:
-        pass
+    """Return the value of JSON, or of Python, as Jinja writes it; _UNREADABLE if it is none that JSON has."""
     if text in _PYTHON_WORDS:
         return _PYTHON_WORDS[text]
-    if text[:1] not in ("{", "["):
-        return _UNREADABLE
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return _UNREADABLE
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    for read in (json.loads, ast.literal_eval) if text[:1] in ("{", "[") else (json.loads,):
+        try:
+            value = read(text)
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # {1, 2} and [1e999] are none of JSON
+        except _NO_VALUE:
+            continue
+        return value
+    return _UNREADABLE
 
 
 def value_rules(rule: str, schema: Any, root: Schema, strict: bool, end: str, never: str = "") -> list[str]:

@@ -123,3 +123,25 @@ def test_reading_long_arguments_token_by_token_takes_linear_time(name: str):
 @pytest.mark.parametrize("name", ["json_tools", "glm47", "pythonic", "mistral"])
 def test_deep_nesting_and_invalid_utf8_are_no_call(name: str, text: bytes):
     assert parse_tool_calls(chat_codec_of(name).chat_format, (), text, TOOLS) == []
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm47", "minimax_m2", "minimax_m3", "seed_oss", "step3", "minicpm5"])
+@pytest.mark.parametrize(
+    "written",
+    ["{1, 2}", "[...]", "[1+2j]", "{'a': b'x'}", "{[1]: 2}", "1e999", "[-1e400]", "NaN", '["\\ud800"]', "[" * 3000],
+)
+@pytest.mark.parametrize("schema", [{}, {"type": ["string", "number", "array", "object"]}])
+def test_a_text_that_is_no_value_of_json_is_a_string_where_one_is_allowed(
+    name: str, written: str, schema: dict[str, Any]
+):
+    """Python reads some of them as values that no JSON has: the calls were lost."""
+    sample, chat = SAMPLES[name], chat_codec_of(name)
+    function = {"name": "look", "parameters": {"type": "object", "properties": {"place": schema}}}
+    text = sample.look.replace("Zürich", written) + EOS
+    ids = chat.tokenizer.encode(text.removeprefix(sample.opened), add_bos=False)[0]
+    parser = chat.output_parser(generation_prompt_of(name))
+    for token_id in ids:
+        parser.read(token_id)
+    calls = [call for span in parser.spans for call in chat.parse_tool_calls(span, ids, [{"function": function}])]
+
+    assert [json.loads(call.arguments) for call in calls] == [{"place": written}]

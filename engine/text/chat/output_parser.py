@@ -75,6 +75,7 @@ class OutputParser:
         self._before = b""  # the end of the generation prompt, if it may begin a call
         self._tail: bytes | None = None  # of the text of a call that began with a text; None in other calls
         self._is_blank = True  # the content has only spaces so far: the opening may follow
+        self._follows_call = False  # the content does
         self._header: list[int] = []
         self._call_start = 0
         self._text_calls: TextCalls | None = None
@@ -84,7 +85,7 @@ class OutputParser:
             self.has_reasoned |= self.state == "reasoning"
         self._before = b"".join(map(token_bytes, self._held))
         self.channels, self.spans, self._token_ids = [], [], []
-        self._held, self._call_start, self._is_blank = [], 0, True
+        self._held, self._call_start, self._is_blank, self._follows_call = [], 0, True, False
         if repairs_calls and may_call:
             self._text_calls = TextCalls()
 
@@ -175,6 +176,8 @@ class OutputParser:
                 self._header.append(token_id)
             elif self._state == "tool_call" or token_id not in self._special_token_ids:
                 self._is_blank &= not self._token_bytes(token_id).strip()
+                if self._follows_call and self._is_blank:
+                    continue  # templates write spaces between calls: they are in no channel
                 if self._state == "content" and self._text_calls is not None:
                     self._read_content(self._text_calls, index, token_id)
                 else:
@@ -216,8 +219,10 @@ class OutputParser:
     def _enter(self, state: State | None, num_marker_tokens: int) -> None:
         self._end_text_calls(is_last=False)
         end = len(self.channels) - num_marker_tokens
+        self._follows_call = False
         if self._state == "tool_call" and end > self._call_start:
             self.spans.append(Span(self._call_start, end, self._header_words()))
+            self._follows_call = state == "content" and self._may_call
         if state is None:
             state = state_of_message(self._header_words())
         elif state == "header":

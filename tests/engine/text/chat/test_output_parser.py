@@ -56,6 +56,15 @@ def test_reasoning_content_and_calls_are_separated(name: str):
     assert parsed.text_of("reasoning") == ("Where? 🙂" if sample.reasoning[1] else "")
 
 
+@pytest.mark.parametrize("name", ["json_tools", "qwen3_coder", "glm47", "minimax_m2", "deepseek_v3", "gemma4"])
+def test_spaces_between_calls_and_after_them_are_no_content(name: str):
+    """Templates write a line's end between calls. The content beside calls alone is null, as OpenAI's is."""
+    sample = FORMATS[name]
+
+    assert ParsedAnswer(name, f"{sample.look}\n{sample.count} \n{EOS}").text_of("content") == ""
+    assert ParsedAnswer(name, f"Hi.\n{sample.look}\n{sample.count}\nSo 1 2.{EOS}").text_of("content") == "Hi.\nSo 1 2."
+
+
 @pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].both])
 def test_one_span_may_hold_several_calls(name: str):
     assert ParsedAnswer(name, answer(name, FORMATS[name].both or "")).calls == [LOOK, COUNT]

@@ -5,7 +5,7 @@
     after a gap  entries were lost, for example when Redis was restarted          does not pass until the gap is filled
 
 The first delta of a later run begins every sequence again at index 0. The reader compares the tokens of the new run
-with those that it has sent.
+with those that it has sent, and what computed them: other weights may generate the same tokens.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ class DeltaOrder:
     def __init__(self, run: int = 0, counts: Sequence[int] = ()) -> None:
         self.run = run  # 0: not known yet
         self.missing: dict[int, int] = {}  # index of the first missing token, by sequence
+        self.weights: str | None = None  # that computed what has passed; None: nothing has, or it is not known
         self._counts = dict(enumerate(counts))
 
     def admit(self, delta: wire.TokenDelta) -> bool:
@@ -35,6 +36,13 @@ class DeltaOrder:
             return False
         self.missing.pop(delta.sequence, None)
         self._counts[delta.sequence] = max(count, delta.first + len(delta.token_ids))
+        return True
+
+    def agrees(self, weights: str | None) -> bool:
+        """Take what computed tokens or a result. False if other weights computed what has passed."""
+        if weights is not None and self.weights is not None:
+            return weights == self.weights
+        self.weights = self.weights or weights
         return True
 
     def begin_again(self) -> None:

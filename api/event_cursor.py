@@ -1,9 +1,9 @@
 """Track which of a job's tokens one client of /events has received, and compute what it gets next. Pure.
 
 The cursor is the number of tokens sent of each sequence, `3,5` after three and five, then the run of the job that
-computed them and a checksum of their ids: `3,5@1795000000123456:9f2c11aa,0c32b5e1`. It is the id of each event, so a
-client that reconnects with `Last-Event-ID` continues where it was, and is told if another run computed other tokens
-meanwhile. The counts alone are a cursor too.
+computed them and a checksum of their ids and of what computed them: `3,5@1795000000123456:9f2c11aa,0c32b5e1`. It is the
+id of each event, so a client that reconnects with `Last-Event-ID` continues where it was, and is told if another run
+computed other tokens meanwhile, or other weights the same ones. The counts alone are a cursor too.
 """
 
 import re
@@ -39,7 +39,7 @@ class SentTokens:
     """
 
     def __init__(self, count: int = 0, checksum: int | None = 0) -> None:
-        self.checksum = checksum  # of all ids; None: the client sent none
+        self.checksum = checksum  # of the weights and all ids; None: the client sent none
         self._earlier_ids: dict[int, int] = {}  # by index: those of an earlier connection that came again
         self._earlier_checksum = checksum
         self._num_earlier = count
@@ -48,8 +48,11 @@ class SentTokens:
     def __len__(self) -> int:
         return self._num_earlier + len(self._ids)
 
-    def agree(self, first: int, token_ids: list[int]) -> bool:
-        """True if these tokens from index `first` on, as far as they were sent, are those that were sent."""
+    def agree(self, first: int, token_ids: list[int], weights: str | None) -> bool:
+        """True if these tokens from index `first` on, as far as they were sent, are those that were sent.
+
+        `weights` computed them: of this connection, the caller has compared them with those before.
+        """
         for index, token_id in enumerate(token_ids[: max(0, len(self) - first)], first):
             if self._known_id(index, token_id) != token_id:
                 return False
@@ -57,7 +60,11 @@ class SentTokens:
             return True
         if len(self._earlier_ids) < self._num_earlier:
             return True
-        return _checksum(self._earlier_ids[index] for index in range(self._num_earlier)) == self._earlier_checksum
+        earlier_ids = [self._earlier_ids[index] for index in range(self._num_earlier)]
+        # A worker of an earlier release did not say what computed them.
+        return self._earlier_checksum in {
+            _checksum(earlier_ids, _checksum_of_weights(each)) for each in (weights, None)
+        }
 
     def _known_id(self, index: int, token_id: int) -> int:
         """Return the id that was sent at the index. For one of an earlier connection, the first that comes again."""
@@ -65,7 +72,9 @@ class SentTokens:
             return self._earlier_ids.setdefault(index, token_id)
         return self._ids[index - self._num_earlier]
 
-    def append(self, token_ids: list[int]) -> None:
+    def append(self, token_ids: list[int], weights: str | None) -> None:
+        if not len(self):
+            self.checksum = _checksum_of_weights(weights)
         self._ids += token_ids
         if self.checksum is not None:
             self.checksum = _checksum(token_ids, self.checksum)
@@ -111,26 +120,31 @@ class EventCursor:
         """Return the events for a delta: none if it was sent before, or if it must wait for others."""
         if not self._order.admit(delta):
             return []
-        if self._agrees(delta):
+        if self._order.agrees(delta.weights) and self._agrees(delta):
             return self._send(delta)
         return [self._restart(), *self.advance(delta)]
 
     def finish(self, job_id: str, result: wire.Result) -> list[CursorEvent]:
         """Return the events for the tokens of every sequence that were not sent yet."""
         deltas = [_generated_tokens(job_id, index, sequence) for index, sequence in enumerate(result.sequences)]
-        agree = all(self._agrees(delta) and len(self._tokens(delta)) <= len(delta.token_ids) for delta in deltas)
+        weights = result.stamp.weights
+        agree = self._order.agrees(weights) and all(
+            self._agrees(delta) and len(self._tokens(delta)) <= len(delta.token_ids) for delta in deltas
+        )
         events = [] if agree else [self._restart()]
+        self._order.agrees(weights)
         return events + [event for delta in deltas for event in self._send(delta)]
 
     def _tokens(self, delta: wire.TokenDelta) -> SentTokens:
         return self._sent.setdefault(delta.sequence, SentTokens())
 
     def _agrees(self, delta: wire.TokenDelta) -> bool:
-        return self._tokens(delta).agree(delta.first, delta.token_ids)
+        return self._tokens(delta).agree(delta.first, delta.token_ids, self._order.weights)
 
     def _restart(self) -> CursorEvent:
         self._sent = {}
         self._order.begin_again()
+        self._order.weights = None
         return CursorEvent(event_cursor=str(self), restart=True)
 
     def _send(self, delta: wire.TokenDelta) -> list[CursorEvent]:
@@ -139,13 +153,18 @@ class EventCursor:
         num_known = len(sent) - delta.first
         if num_known >= len(delta.token_ids):
             return []
-        sent.append(delta.token_ids[num_known:])
+        sent.append(delta.token_ids[num_known:], self._order.weights)
         return [CursorEvent(event_cursor=str(self), delta=_drop_first(delta, num_known))]
 
 
 def _checksum(token_ids: Iterable[int], before: int = 0) -> int:
     """Return the checksum of ids that follow those with the checksum `before`."""
     return zlib.crc32("".join(f"{token_id}," for token_id in token_ids).encode(), before)
+
+
+def _checksum_of_weights(weights: str | None) -> int:
+    """Return where the checksum of ids begins."""
+    return zlib.crc32((weights or "").encode())
 
 
 def _generated_tokens(job_id: str, index: int, sequence: wire.SequenceResult) -> wire.TokenDelta:
@@ -174,5 +193,6 @@ def _drop_first(delta: wire.TokenDelta, count: int) -> wire.TokenDelta:
         channels=None if delta.channels is None else delta.channels[count:],
         tool_calls=[call for call in delta.tool_calls if call.entry >= first],
         num_prompt_tokens=None if first else delta.num_prompt_tokens,
+        weights=None if first else delta.weights,
         skipped=[number for number in delta.skipped if number >= first],
     )

@@ -8,11 +8,9 @@ from scorepool import wire
 from scorepool.api.dialects.deltas import Diverged
 from scorepool.api.dialects.protocol import KeptEvents
 from scorepool.api.event_cursor import CursorEvent
-from scorepool.api.http.errors import Failed
+from scorepool.api.http.errors import begun_again
 from scorepool.api.http.large_replies import HeldResults
 from scorepool.api.repositories.jobs import ENDED
-
-OTHER_TOKENS = "the job began again on another worker, which generated other tokens than those that were sent"
 
 
 async def kept_events(
@@ -44,5 +42,5 @@ async def _chunks(event: CursorEvent | wire.Progress | wire.Job, writer: KeptEve
         if isinstance(tokens, wire.Job) and tokens.status in ENDED:
             return list(await held.run(partial(writer.add, tokens)))
     except Diverged:
-        raise Failed(OTHER_TOKENS) from None
+        raise begun_again() from None
     return []

@@ -9,7 +9,7 @@ from scorepool import wire
 from scorepool.api.delta_order import DeltaOrder
 from scorepool.api.event_cursor import CursorEvent, EventCursor
 from scorepool.api.http import tasks
-from scorepool.api.http.errors import map_field_names
+from scorepool.api.http.errors import begun_again, map_field_names
 from scorepool.api.http.large_replies import HeldResults
 from scorepool.api.http.sse import KEEP_ALIVE_S
 from scorepool.api.http.unsent_events import UnsentEvents, unsent_events
@@ -47,7 +47,8 @@ class Streaming:
 
         None is yielded again for a delta that is late or waits for others, and after KEEP_ALIVE_S without one. Closing
         this generator early cancels the jobs that have not ended, unless they have an `idempotency_key`: their client
-        can ask again. Raises ApiError, with fields as `map_field` names them.
+        can ask again. Raises ApiError, with fields as `map_field` names them, also if other weights computed the tokens
+        of a job than those before.
         """
         with (
             map_field_names(map_field),
@@ -75,15 +76,20 @@ class Streaming:
                     event = await _next_event(events)
                     if isinstance(event, wire.Progress):
                         continue
-                    if isinstance(event, wire.TokenDelta) and not orders[event.id].admit(event):
-                        await gaps[event.id].fill(orders[event.id].missing)
-                        event = None
+                    if isinstance(event, wire.TokenDelta):
+                        if not orders[event.id].admit(event):
+                            await gaps[event.id].fill(orders[event.id].missing)
+                            event = None
+                        elif not orders[event.id].agrees(event.weights):
+                            raise begun_again()
                     if isinstance(event, wire.Job):
                         if event.result is None:
                             raise await self._submission.error_of_request(
                                 event, requests, job_ids, is_kept=idempotency_key is not None
                             )
                         num_running -= 1
+                        if not orders[event.id].agrees(event.result.stamp.weights):
+                            raise begun_again()
                     yield event
             finally:
                 if num_running and idempotency_key is None:

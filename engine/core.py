@@ -335,6 +335,9 @@ class EngineCore:
                 changed.setdefault(group, []).append(result.slice.sequence)
         for group, sequences in changed.items():
             if group.on_step is not None:
+                for sequence in sequences:
+                    if sequence.model_info is None:
+                        sequence.model_info = self._model_info_of(sequence)
                 group.on_step(sequences)
             if all(sequence.is_done for sequence in group.sequences):
                 self._resolve(group)

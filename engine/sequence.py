@@ -212,7 +212,8 @@ class Sequence:
     num_accepted: int = field(init=False, default=0)  # of the proposed ones, those that are part of the sequence
     proposals: list[ProposedToken] = field(init=False, default_factory=list)
     num_cached: int = field(init=False, default=0)  # leading tokens of a prefix that was not computed for this sequence
-    model_info: ModelInfo | None = None  # the model that computed the last token of the group; set when it is done
+    # The model that computed the last token of the group. Set when it is done; with `on_step`, before its first call.
+    model_info: ModelInfo | None = None
 
     # Internal state of the engine.
     kept: list[int] | None = field(init=False, default=None)  # positions of the prompt that are computed; None: all

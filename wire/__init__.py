@@ -70,7 +70,7 @@ from scorepool.wire.image import Image, ImagesRefused
 from scorepool.wire.model_comparison import divergence, join_comparisons
 from scorepool.wire.packed import PackedColumns, join_packed
 from scorepool.wire.progress import Progress, Progresses
-from scorepool.wire.provenance import Provenance, Usage, Verification
+from scorepool.wire.provenance import Provenance, Usage, Verification, weights_of
 from scorepool.wire.quote import cut, quote
 from scorepool.wire.reply import (
     MAX_ENDED_JOBS,
@@ -298,6 +298,7 @@ __all__ = [
     "rounding_nats",
     "stamp_differences",
     "tolerance_nats",
+    "weights_of",
     "with_bases",
     "with_top_k",
 ]

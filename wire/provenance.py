@@ -103,3 +103,13 @@ class Provenance(Struct, frozen=True, kw_only=True, omit_defaults=True):
             "releases without it."
         ),
     ] = None
+
+    @property
+    def weights(self) -> str:
+        """What a token delta of the same computation names: see TokenDelta."""
+        return weights_of(self.fingerprint, self.adapter)
+
+
+def weights_of(fingerprint: str, adapter: str | None) -> str:
+    """Name the weights that compute tokens, given their fingerprint and the adapter with its own."""
+    return fingerprint if adapter is None else f"{fingerprint},{adapter}"

@@ -34,6 +34,13 @@ class TokenDelta(StreamedColumns, frozen=True, kw_only=True, omit_defaults=True)
         list[bytes] | None,
         Meta(description="Bytes of the request's `targets`. Present with the first entries of a sequence only."),
     ] = None
+    weights: Annotated[
+        str | None,
+        Meta(
+            description="The fingerprint of the weights that computed the entries, and the adapter after a comma. "
+            "Present with the first entries of a sequence only."
+        ),
+    ] = None
     skipped: Annotated[
         list[int], Meta(description="Indices of generated special tokens that the text leaves out, of these entries.")
     ] = field(default_factory=list)

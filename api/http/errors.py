@@ -240,6 +240,11 @@ def server_stopping() -> Unavailable:
     return Unavailable("this server stops before the request could be answered; send it again")
 
 
+def begun_again() -> Failed:
+    """Build the error for a job that ran again, so that its stream cannot go on with what comes now."""
+    return Failed("the job began again, on another worker or with other weights, so the tokens that were sent are void")
+
+
 def internal_error() -> ApiError:
     """Build the error for a fault of the server."""
     return ApiError("a fault of the server; the log of the API has the details")

@@ -49,9 +49,9 @@ from scorepool.api.http import openapi
 from scorepool.api.http.bodies import received_body, while_connected
 from scorepool.api.http.errors import (
     BadRequest,
-    Failed,
     NotFound,
     TooLarge,
+    begun_again,
     map_codes,
     map_field_names,
     refusing_images,
@@ -59,7 +59,7 @@ from scorepool.api.http.errors import (
 from scorepool.api.http.formats import reply
 from scorepool.api.http.large_replies import HeldResults
 from scorepool.api.http.sse import EventStream
-from scorepool.api.kept_events import OTHER_TOKENS, kept_events
+from scorepool.api.kept_events import kept_events
 from scorepool.api.repositories.jobs import Jobs
 from scorepool.api.repositories.models import Models
 from scorepool.api.streaming import Streaming
@@ -286,7 +286,7 @@ async def _chunks(
         except wire.Invalid as error:
             raise BadRequest(error.message, error.field) from None
         except Diverged:
-            raise Failed(OTHER_TOKENS) from None
+            raise begun_again() from None
 
 
 async def _first_events(events: AsyncGenerator[StreamEvent | None], job_ids: Sequence[str]) -> list[StreamEvent]:

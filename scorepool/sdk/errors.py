@@ -102,12 +102,12 @@ class BatchTimeout(_Picklable, TimeoutError):
 
 
 class TokensRestarted(_Picklable, Exception):
-    """A stream of tokens that began again: a worker died, and the next one generated others. Forget those so far."""
+    """A stream of tokens that began again: its worker died, or its weights changed. Forget the tokens so far."""
 
     def __init__(self, job_id: str, url: str) -> None:
         super().__init__(
-            f"job {job_id} at {url} began again with other tokens, because its worker died: forget those so far, and "
-            "iterate again"
+            f"job {job_id} at {url} began again, because its worker died or its weights changed: forget the tokens so "
+            "far, and iterate again"
         )
         self.job_id, self.url = job_id, url
 

@@ -57,3 +57,12 @@ def test_a_reader_may_have_tokens_of_a_run():
     assert not order.admit(delta(6, run=2))
     assert not order.admit(delta(5, run=4))
     assert order.missing == {0: 0}
+
+
+def test_other_weights_than_those_that_computed_what_has_passed_do_not_agree():
+    order = DeltaOrder()
+
+    assert order.agrees(None)  # later tokens of a sequence, and those of the previous release, name none
+    assert [order.agrees("a"), order.agrees(None), order.agrees("a"), order.agrees("b")] == [True, True, True, False]
+    order.begin_again()  # with a later run: what has passed is still of the first weights
+    assert not order.agrees("b")

@@ -196,6 +196,37 @@ def test_a_client_that_reconnects_after_another_run_is_told_if_its_tokens_differ
             assert events[0].restart
 
 
+def by(weights: str, run: int, first: int, *ids: int, sequence: int = 0) -> wire.TokenDelta:
+    return replace(of_run(run, first, *ids, sequence=sequence), weights=weights)
+
+
+def test_the_same_tokens_of_other_weights_void_those_that_were_sent():
+    """Their logprobs differ: a stream that went on would have those of both."""
+    cursor = EventCursor.parse("")
+    cursor.advance(by("a", 1, 0, 5, 6))
+    assert tokens(cursor.advance(by("a", 2, 0, 5, 6, 7))) == [[7]]  # the worker died, another has the same weights
+
+    assert tokens(cursor.advance(by("b", 3, 0, 5))) == [[], [5]]
+    assert tokens(cursor.advance(of_run(3, 1, 6))) == [[6]]
+
+
+@pytest.mark.parametrize(("weights", "expected"), [("a", [[7]]), ("b", [[], [5, 6, 7]])])
+def test_a_client_that_reconnects_is_told_if_other_weights_computed_its_tokens(weights: str, expected: list[list[int]]):
+    sent = by("a", 1, 0, 5, 6)
+    stamp = replace(PROVENANCE, fingerprint=weights)
+
+    assert tokens(reconnected(sent).advance(by(weights, 2, 0, 5, 6, 7))) == expected
+    assert tokens(reconnected(sent).finish("j", replace(result([5, 6, 7]), stamp=stamp))) == expected
+    connected = EventCursor.parse("")
+    connected.advance(sent)
+    assert tokens(connected.finish("j", replace(result([5, 6, 7]), stamp=stamp))) == expected
+
+
+def test_an_adapter_is_a_part_of_the_weights():
+    assert PROVENANCE.weights == PROVENANCE.fingerprint
+    assert replace(PROVENANCE, adapter="x@0").weights == f"{PROVENANCE.fingerprint},x@0"
+
+
 def test_a_client_that_reconnects_after_the_end_is_told_if_its_tokens_differ():
     sent = of_run(1, 0, 5, 6)
 

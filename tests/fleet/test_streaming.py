@@ -259,7 +259,7 @@ def test_a_takeover_with_other_tokens_says_that_the_stream_began_again(setup: Ma
     else:
         assert client.text == text_of(len(client.text))
         assert num_then <= len(client.text) < NUM_TOKENS
-        assert "generated other tokens" in end["error"]["message"]
+        assert "the job began again" in end["error"]["message"]
 
 
 @pytest.mark.soak

@@ -74,6 +74,23 @@ def test_a_stream_begins_anew_with_weights_that_restart_it(bob: httpx.Client, ba
     assert {len(sequence["token_ids"]) for sequence in result["sequences"]} == {480}
 
 
+def test_no_stream_mixes_the_logprobs_of_two_versions_that_generate_the_same_tokens(
+    bob: httpx.Client, base: Path, tmp_path: Path
+):
+    folder = changed_copy(base, tmp_path / "new", seed=51)
+    options = {"max_tokens": 480, "n": 32, "ignore_eos": True, "temperature": 0, "logit_bias": {"9": 100}}
+    body = options | {"model": "policy", "prompt": [5, 6, 7], "stream": True, "logprobs": 0}
+    lines: list[str] = []
+    with ThreadPoolExecutor(1) as pool, bob.stream("POST", "/v1/completions", json=body) as reply:
+        for line in reply.iter_lines():
+            if not lines and line:  # some tokens were sent
+                push = {"json": {"path": str(folder), "on_running": "restart"}, "headers": bearer(BOB), "timeout": 120}
+                pushing = pool.submit(httpx.post, str(bob.base_url) + URL, **push)
+            lines += [line] if line else []
+        assert pushing.result().status_code == 200
+    assert "the job began again" in lines[-1], lines[-2:]
+
+
 @pytest.mark.soak
 def test_a_worker_does_not_start_with_a_folder_whose_content_has_changed(
     policy: Stack, bob: httpx.Client, base: Path, tmp_path: Path

@@ -83,6 +83,7 @@ class SequenceStream:
         self.bytes_per_token = TOKEN_BYTES + with_logprobs * logprobs_bytes
         self.target_bytes = target_bytes(prepared, codec.tokenizer) if with_logprobs else None
         self.num_taken = 0
+        self.weights: str | None = None  # those that compute it, once there are tokens
         self._with_logprobs = with_logprobs
         self._token_ids: list[int] = []  # those that may be taken
         self._columns = TokenColumns()  # their entries
@@ -103,6 +104,8 @@ class SequenceStream:
         sequence, first, end = self.sequence, len(self._token_ids), self._read()
         if end == first:
             return
+        if self.weights is None and (info := sequence.model_info) is not None:
+            self.weights = wire.weights_of(info.fingerprint, info.adapter)
         self._token_ids += sequence.token_ids[sequence.num_input_tokens + first : sequence.num_input_tokens + end]
         if self._with_logprobs:
             num_prompt_entries = len(sequence.columns) - sequence.num_generated
@@ -217,6 +220,7 @@ class JobStream:
             token_bytes=[token_bytes(token_id) for token_id in taken.token_ids],
             num_prompt_tokens=None if taken.first else stream.sequence.num_input_tokens,
             target_bytes=None if taken.first else stream.target_bytes,
+            weights=None if taken.first else stream.weights,
             skipped=[taken.first + index for index in indices_of(stream.skipped_ids, taken.token_ids)],
             **fields,  # type: ignore[arg-type]
         )

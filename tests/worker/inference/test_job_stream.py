@@ -1,5 +1,7 @@
 """Tokens of a job that streams are emitted once, in order, and never if a stop string may remove them."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from scorepool.engine import Sampling, Sequence, Targets
 from scorepool.engine.sampling.stop import check_stop
 from scorepool.worker.inference.job_stream import JobStream, PartialStop
 from scorepool.worker.inference.prepared import PreparedSequence
-from tests.worker.fake import FakeChatCodec, FakeTokenizer
+from tests.worker.fake import FakeChatCodec, FakeEngine, FakeTokenizer
 
 TOKENIZER = FakeTokenizer()
 CODEC = FakeChatCodec(TOKENIZER)
@@ -48,6 +50,23 @@ def test_each_step_emits_its_token_with_its_logprobs():
     assert (second.first, second.token_bytes) == (1, [b"b"])
     assert first.logprobs.values() == [-2.0]  # the prompt's entry is not emitted
     assert (second.top_ids, second.top_bytes, second.top_logprobs[0].values()) == ([[1]], [[b"\x01"]], [-0.5])
+
+
+def test_the_first_delta_names_the_weights_also_if_it_is_taken_when_they_are_gone():
+    sequence = sequence_of()
+    sequence.model_info = replace(FakeEngine.model_info, adapter="x@1")
+    stream = stream_of(sequence)
+
+    (first,), (second,) = step(stream, sequence, b"a"), step(stream, sequence, b"b")
+    sequence.model_info = None  # it begins anew with others
+    stream.rewind(0, 0)
+    (again,), _ = stream.take(10**6)
+
+    assert [first.weights, second.weights, again.weights] == [
+        f"{FakeEngine.model_info.fingerprint},x@1",
+        None,
+        first.weights,
+    ]
 
 
 def test_targets_are_emitted_and_named_with_the_first_token():

@@ -185,6 +185,31 @@ def test_an_unloaded_adapter_computes_its_rows_to_their_end(
     assert engine.unload_adapter("a").result(60) is None
 
 
+def test_an_adapter_that_is_unloaded_while_the_weights_are_dropped_leaves_nothing_to_the_next(
+    llama_adapters: tuple[tuple[str, str], ...],
+    adapted: Callable[..., Path],
+    tiny_models: TinyModels,
+    open_engine: Callable[..., Engine],
+):
+    engine = open_engine(tiny_models("llama"), adapters=llama_adapters)
+    engine.drop_weights().result(60)
+    assert not engine.is_loaded
+
+    assert engine.unload_adapter("a").result(60).name == "a"
+
+    narrow = adapted("llama", "narrow", 7, target_modules=["q_proj"])
+    engine.load_adapter("c", str(narrow)).result(60)
+    for name, folder in (("c", narrow), ("b", llama_adapters[1][1])):
+        sequence = Sequence(token_ids=tokens(Random(3), 30), score_from=1, adapter_name=name)
+        engine.add([sequence]).result(60)
+        assert_agrees(sequence, oracle_with(tiny_models("llama"), Path(folder)))
+    engine.drop_weights().result(60)
+    assert [engine.unload_adapter(name).result(60).name for name in ("b", "c")] == ["b", "c"]
+    base = Sequence(token_ids=tokens(Random(3), 30), score_from=1)
+    engine.add([base]).result(60)
+    assert_agrees(base, Oracle(tiny_models("llama")))
+
+
 def test_an_adapter_is_replaced_under_its_name(
     llama_adapters: tuple[tuple[str, str], ...], tiny_models: TinyModels, open_engine: Callable[..., Engine]
 ):

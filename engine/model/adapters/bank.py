@@ -68,11 +68,12 @@ class AdapterBank:
     def remove(self, adapter: Adapter) -> None:
         """Free an adapter's slot."""
         slot = self._slots.pop(adapter)
-        modules: dict[str, Module] = dict(self._model.named_modules())
+        modules: dict[str, Module] = {} if self._model is None else dict(self._model.named_modules())
         for path, layer in list(self._layers.items()):
             layer.put(slot, None)
             if layer.is_empty:
-                detach(modules[path])
+                if path in modules:  # not of a closed model
+                    detach(modules[path])
                 del self._layers[path]
         self._stack()
 
@@ -88,8 +89,9 @@ class AdapterBank:
         self._stack()
 
     def close(self) -> None:
-        """Let go of the model; the terms stay for `take_over`."""
-        del self._model, self._backbone
+        """Let go of the model; the terms stay for `take_over`, and can be removed."""
+        self._model = None
+        del self._backbone
 
     def forward_hidden(
         self,

@@ -5,13 +5,13 @@ classifiers are compared with transformers (classifier.py); other models make no
 """
 
 import json
-from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from scorepool.engine.errors import LoadError, NonFiniteLogits
 from scorepool.engine.model.backbone import BackboneAndHead, FullLogits
@@ -23,13 +23,15 @@ _SETTINGS = "1_Pooling/config.json"  # of sentence-transformers
 _MODES: dict[str, Pooling] = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
 _PREFIX = "pooling_mode_"
 
+Rows = NDArray[np.float32]  # [n, width]
+
 
 @dataclass(frozen=True, slots=True)
 class PooledStep:
-    """Sums of the hidden states of slices, launched and not read yet."""
+    """Hidden states of slices to sum, launched and not read yet."""
 
     slices: list[Slice]
-    sums: mx.array | None  # [slices, width] float32; None if there are none
+    values: list[mx.array]  # [n, width] float32 of each slice: one row, their sum; in exact mode all rows
 
 
 def default_pooling(folder: Path, config: dict[str, Any], split: BackboneAndHead) -> Pooling | None:
@@ -47,41 +49,42 @@ def default_pooling(folder: Path, config: dict[str, Any], split: BackboneAndHead
     return _MODES.get(chosen[0]) if len(chosen) == 1 else None
 
 
-def pool(slices: list[tuple[Slice, int]], rows: mx.array) -> tuple[PooledStep, mx.array]:
+def pool(slices: list[tuple[Slice, int]], rows: mx.array, is_exact: bool = False) -> tuple[PooledStep, mx.array]:
     """Sum the rows of slices, each given with its first row, and return the other rows.
 
-    The rows of a slice are those of its predictors.
+    The rows of a slice are those of its predictors. `is_exact`: the sum of a sequence does not depend, to the bit, on
+    how it was cut into chunks. So the host adds one row after the other.
     """
     if not slices:
-        return PooledStep([], None), rows
+        return PooledStep([], []), rows
     pooled: set[int] = set()
-    sums = []
+    values: list[mx.array] = []
     for slice_, first in slices:
         stop = first + len(slice_.predictors)
         pooled.update(range(first, stop))
-        sums.append(rows[first:stop].astype(mx.float32).sum(axis=0))
+        of_slice = rows[first:stop].astype(mx.float32)
+        values.append(of_slice if is_exact else of_slice.sum(axis=0, keepdims=True))
     others = [row for row in range(rows.shape[0]) if row not in pooled]
-    stacked = mx.stack(sums)
-    mx.async_eval(stacked)
-    return PooledStep([slice_ for slice_, _ in slices], stacked), rows[mx.array(others)] if others else rows[:0]
+    mx.async_eval(values)
+    return PooledStep([slice_ for slice_, _ in slices], values), rows[mx.array(others)] if others else rows[:0]
 
 
 def read(step: PooledStep) -> list[SliceResult]:
     """Wait for a step and add its sums to the sequences. An error marks one whose hidden states are not finite."""
-    rows: list[list[float]] = [] if step.sums is None else step.sums.tolist()  # type: ignore[assignment]
-    return [_add(slice_, sums) for slice_, sums in zip(step.slices, rows, strict=True)]
+    return [_add(slice_, np.array(rows)) for slice_, rows in zip(step.slices, step.values, strict=True)]
 
 
-def _add(slice_: Slice, sums: Items[float]) -> SliceResult:
-    if not all(map(isfinite, sums)):
+def _add(slice_: Slice, rows: Rows) -> SliceResult:
+    if not np.isfinite(rows).all():
         error = NonFiniteLogits(
             "the model's hidden states are not finite, so the text has no embedding; another dtype may help"
         )
         return SliceResult(slice_, slice_.num_tokens, error)
     sequence = slice_.sequence
-    before = sequence.pooled_sum or [0.0] * len(sums)
-    sequence.pooled_sum = [one + other for one, other in zip(before, sums, strict=True)]
+    before = np.zeros(rows.shape[1]) if sequence.pooled_sum is None else np.array(sequence.pooled_sum)
+    total = np.add.accumulate(np.concatenate([before[None], rows]))[-1]  # in the order of the tokens
+    sequence.pooled_sum = total.tolist()
     if slice_.completes_prefill:
         count = sequence.num_input_tokens if sequence.pooling == "mean" else 1
-        sequence.embedding = [value / count for value in sequence.pooled_sum]
+        sequence.embedding = (total / count).tolist()
     return SliceResult(slice_, slice_.num_tokens)

@@ -108,7 +108,7 @@ class ModelRunner:
                     slices[slice_.sequence] = slice_
                     queries.append(self._query(slice_, predictors, row, last_ids))
                 num_rows += len(predictors)
-        pooled, rows = pooling.pool(embedded, mx.concatenate(hidden))
+        pooled, rows = pooling.pool(embedded, mx.concatenate(hidden), self.model_info.mode == "exact")
         logits: mx.array | None = None
         late: list[Sequence] = []
         if any(query.sequence.constraint is not None for query in queries):

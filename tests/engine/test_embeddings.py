@@ -88,6 +88,14 @@ def test_exact_mode_gives_the_same_bits_in_any_batch(tiny_models: TinyModels, op
     assert together == [embed(engine, "last", text)[0] for text in TEXTS]
 
 
+def test_exact_mode_gives_the_same_mean_however_a_text_is_cut_into_chunks(tiny_models: TinyModels, open_engine: Open):
+    whole, *cut = (open_engine(tiny_models("llama"), mode="exact", max_batch_tokens=size) for size in (2048, 64, 23))
+    text = tokens(200, 9)
+    [expected_mean] = embed(whole, "mean", text)
+    for engine in cut:
+        assert embed(engine, "mean", text) == [expected_mean]
+
+
 def pooled_model(tiny_models: TinyModels, folder: Path, settings: object) -> Path:
     copy = Path(shutil.copytree(tiny_models("llama"), folder / "model"))
     (copy / "1_Pooling").mkdir()

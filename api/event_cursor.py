@@ -132,7 +132,7 @@ class EventCursor:
             self._agrees(delta) and len(self._tokens(delta)) <= len(delta.token_ids) for delta in deltas
         )
         events = [] if agree else [self._restart()]
-        self._order.agrees(weights)
+        self._order.weights = weights
         return events + [event for delta in deltas for event in self._send(delta)]
 
     def _tokens(self, delta: wire.TokenDelta) -> SentTokens:

@@ -3,16 +3,21 @@
 mlx looks for `cblas_*` in the global scope first, so a library that is loaded there before mlx replaces the bundled
 one. Only the distributions' unprefixed builds work (Debian: libopenblas0-pthread). Without one, everything
 works but is slow.
+
+Between two products its threads sleep: waiting in a loop, as they do by default, they take a quarter of the CPU time
+of a small model from the other threads and processes, and save nothing.
 """
 
 import ctypes
 import logging
+import os
 import sys
 
 log = logging.getLogger(__name__)
 
 _NAMES = ("libopenblas.so.0", "libopenblas.so")
 _REFERENCE = "reference blas"
+_THREAD_TIMEOUT = "14"  # log2 of the cycles, about 6 µs, for which OpenBLAS's idle threads keep their cores; else 2**26
 _loaded = _REFERENCE
 
 
@@ -25,6 +30,7 @@ def load() -> str:
     if sys.platform != "linux":
         return "accelerate"
     if _loaded == _REFERENCE and "mlx.core" not in sys.modules:
+        os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", _THREAD_TIMEOUT)
         _loaded = next(filter(None, map(_try_load, _NAMES)), _REFERENCE)
     if _loaded == _REFERENCE:
         log.warning(

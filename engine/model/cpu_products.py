@@ -3,28 +3,36 @@
 OpenBLAS copies a matrix into blocks before it multiplies, whatever the other one's size, unless the product is small:
 a token alone takes as long as sixteen. MLX multiplies quantised weights one token at a time, an element at a time.
 
-    1 to 3 tokens      NumPy multiplies the weights with each vector, as fast as they are read; waits for the device
-    to 32 tokens       weights @ tokens.T: the small matrix is the one that is copied. The same bits
+    1 token            NumPy multiplies the weights with the vector, as fast as they are read
+    2 to 4 tokens      a part of the weights with each vector, then the next part, so that only the first vector waits
+                       for memory and the others find the part in the processor's cache
+    5 to 16 tokens     a part of the weights @ tokens.T, then the next part: the small matrix is the one that is copied
     quantised weights  are dequantised for 6 tokens and more, a part after the other
 
-Which way is taken depends on shapes alone, and exact mode has one shape.
+All of them wait for the device. Which way is taken depends on shapes alone, and exact mode has one shape.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from scorepool.engine.model import cpu_kernels
 
+Array = npt.NDArray[np.float32]
+
 MIN_WEIGHTS = 2**20  # of a matrix that is worth it
-MAX_VECTORS = 3
-MAX_SWAPPED = 32
+MAX_VECTORS = 4
+MAX_TOKENS = 16
 MIN_DEQUANTISED = 6  # tokens
-_PART = 2**22  # weights that are dequantised at a time: 16 MiB
+_DEQUANTISED_PART = 2**22  # weights that are dequantised at a time: 16 MiB
+_VECTORS_PART = 2**19  # weights that vectors are multiplied with in turns: 2 MiB
+_MATRIX_PART = 2**20  # weights in one product of two matrices: 4 MiB
 
 
 def install(model: Any) -> None:
@@ -40,20 +48,36 @@ def multiply(x: mx.array, weight: mx.array) -> mx.array | None:
     """Return x @ weight.T for x [..., inputs] and weight [outputs, inputs], or None if MLX multiplies as well."""
     num_tokens = _num_tokens(x)
     is_float = x.dtype == weight.dtype == mx.float32
-    if not is_float or weight.size < MIN_WEIGHTS or not 0 < num_tokens <= MAX_SWAPPED:
+    if not is_float or weight.size < MIN_WEIGHTS or not 0 < num_tokens <= MAX_TOKENS:
         return None
     rows = x.reshape(num_tokens, -1)
-    products = _multiply_vectors(rows, weight) if num_tokens <= MAX_VECTORS else mx.contiguous((weight @ rows.T).T)
-    return products.reshape(*x.shape[:-1], -1)
-
-
-def _multiply_vectors(rows: mx.array, weight: mx.array) -> mx.array:
     mx.eval(rows, weight)
-    vectors, matrix = np.array(rows, copy=False), np.array(weight, copy=False)
-    products = np.empty((len(vectors), len(matrix)), np.float32)
-    for vector, product in zip(vectors, products, strict=True):
-        np.matmul(matrix, vector, out=product)
-    return mx.array(products)
+    tokens, matrix = np.array(rows, copy=False), np.array(weight, copy=False)
+    products = _multiply_vectors(tokens, matrix) if num_tokens <= MAX_VECTORS else _multiply_matrix(tokens, matrix)
+    return mx.array(products).reshape(*x.shape[:-1], -1)
+
+
+def _multiply_vectors(tokens: Array, matrix: Array) -> Array:
+    products = np.empty((len(tokens), len(matrix)), np.float32)
+    for part in _parts(matrix, _VECTORS_PART if len(tokens) > 1 else matrix.size):
+        for token, product in zip(tokens, products, strict=True):
+            np.matmul(matrix[part], token, out=product[part])
+    return products
+
+
+def _multiply_matrix(tokens: Array, matrix: Array) -> Array:
+    columns = np.ascontiguousarray(tokens.T)
+    products = np.empty((len(matrix), len(tokens)), np.float32)
+    for part in _parts(matrix, _MATRIX_PART):
+        np.matmul(matrix[part], columns, out=products[part])
+    return np.ascontiguousarray(products.T)
+
+
+def _parts(matrix: Array, size: int) -> Iterator[slice]:
+    """Divide the rows of a matrix into parts of about `size` elements."""
+    num_rows = max(1, size // matrix.shape[1])
+    for start in range(0, len(matrix), num_rows):
+        yield slice(start, start + num_rows)
 
 
 def multiply_quantized(x: mx.array, layer: Any) -> mx.array | None:
@@ -61,7 +85,7 @@ def multiply_quantized(x: mx.array, layer: Any) -> mx.array | None:
     if x.dtype != mx.float32 or _num_tokens(x) < MIN_DEQUANTISED:
         return None
     weight, scales, biases = layer["weight"], layer["scales"], layer.get("biases")
-    num_outputs = max(1, _PART // x.shape[-1])
+    num_outputs = max(1, _DEQUANTISED_PART // x.shape[-1])
     parts = []
     for start in range(0, weight.shape[0], num_outputs):
         part = slice(start, start + num_outputs)

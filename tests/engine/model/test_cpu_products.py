@@ -54,7 +54,7 @@ def apply(layer: Any, x: mx.array) -> mx.array:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("shape", [(1,), (1, 1), (2, 1), (3, 1), (1, 4), (5, 1), (2, 3), (4, 8), (1, 33), (70,)])
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (2, 1), (3, 1), (1, 4), (5, 1), (2, 3), (4, 4), (1, 17), (70,)])
 def test_products_are_those_of_float64(layers: Layers, name: str, shape: tuple[int, ...]):
     x = mx.random.normal((*shape, NUM_INPUTS))
 
@@ -78,7 +78,7 @@ def test_no_token_gives_no_product_and_other_dtypes_are_left_to_mlx(layers: Laye
 def test_large_quantised_weights_are_dequantised_in_parts(layers: Layers, monkeypatch: pytest.MonkeyPatch):
     x = mx.random.normal((7, NUM_INPUTS))
     whole = apply(layers.packed_embedding, x)
-    monkeypatch.setattr(cpu_products, "_PART", 300 * NUM_INPUTS)
+    monkeypatch.setattr(cpu_products, "_DEQUANTISED_PART", 300 * NUM_INPUTS)
     sizes: list[int] = []
     multiply = cpu_products.multiply
     monkeypatch.setattr(

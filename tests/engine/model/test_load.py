@@ -59,6 +59,18 @@ def test_the_backend_names_what_the_rounding_of_openblas_depends_on(root: Path):
         assert re.fullmatch(rf"cpu \(\w+, openblas \w+, {num_threads} threads(, numpy [\d.]+)?\)\n", done.stdout)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a BLAS is chosen")
+@pytest.mark.parametrize(("chosen", "expected"), [({}, "14"), ({"OPENBLAS_THREAD_TIMEOUT": "20"}, "20")])
+def test_idle_threads_of_openblas_sleep_soon_unless_the_environment_says_otherwise(
+    root: Path, chosen: dict[str, str], expected: str
+):
+    name = "OPENBLAS_THREAD_TIMEOUT"
+    code = f"import os; from scorepool.engine.model import blas; blas.load(); print(os.environ['{name}'])"
+    environ = {known: value for known, value in os.environ.items() if known != name} | chosen
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, env=environ, capture_output=True, text=True)
+    assert done.stdout == f"{expected}\n", done.stderr
+
+
 def test_a_missing_folder_is_named(tmp_path: Path):
     assert str(tmp_path / "gone") in load_error(tmp_path / "gone")
     assert "hub id" in load_error("not-a-folder")

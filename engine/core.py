@@ -39,7 +39,8 @@ class InFlightStep:
 
     output: SchedulerOutput
     handle: Any  # the runner's
-    began_at: float  # time.monotonic()
+    began_at: float  # time.monotonic() before it was scheduled
+    launched_at: float
 
 
 class EngineCore:
@@ -309,7 +310,7 @@ class EngineCore:
         launched, paused = self.runner.launch(output)
         self.scheduler.pause(paused)
         self.runner.release([sequence for sequence in output.leaving if sequence not in paused])
-        return InFlightStep(output, launched, began_at)
+        return InFlightStep(output, launched, began_at, time.monotonic())
 
     def _wait_for_paused(self) -> None:
         """Sleep for a moment if there is nothing to do but to wait for constraints."""
@@ -322,8 +323,9 @@ class EngineCore:
         """Read a step, end the groups that are done or failed, and call `on_step` of those with new entries."""
         if launched is None:
             return
+        waits_from = time.monotonic()
         results = self.runner.read(launched.handle)
-        self._record_cost(launched)
+        self._record_cost(launched, waits_from)
         self.stats = self.stats.after_read(results)
         for result in results:
             if result.error is not None:
@@ -342,16 +344,17 @@ class EngineCore:
             if all(sequence.is_done for sequence in group.sequences):
                 self._resolve(group)
 
-    def _record_cost(self, step: InFlightStep) -> None:
-        """Tell the scheduler how long a step took that was just read: since its launch, or the read before it."""
+    def _record_cost(self, step: InFlightStep, waits_from: float) -> None:
+        """Tell the scheduler how long a step took that was just read, and from when on it was waited for."""
         now = time.monotonic()
         has_selected, self._has_selected = self._has_selected, False
         if has_selected:  # the draft model has taken a part of the time
             self._read_at = now
             return
+        if step.output.decodes and self.scheduler.speculator:
+            seconds = step.launched_at - step.began_at + now - waits_from  # without the launch of the step after it
+            self.scheduler.speculator.record_cost(step.output, seconds)
         seconds = now - max(step.began_at, self._read_at)
-        if self.scheduler.speculator and step.output.num_only_decoded:
-            self.scheduler.speculator.record_cost(step.output.num_only_decoded, seconds)
         if step.output.decodes:
             num_next = self._launched.output.num_prefilled if self._launched else 0
             self.scheduler.pace.record(step.output.num_prefilled, seconds, num_next)

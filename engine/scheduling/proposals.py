@@ -4,11 +4,12 @@ To add a source, write a class with the methods of ProposalSource and choose it 
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from scorepool.engine.scheduling.slice import SliceResult
 from scorepool.engine.sequence import Sequence
-from scorepool.engine.speculation.acceptance import FIRST_RATE, RATE_WEIGHT, AcceptanceRate
+from scorepool.engine.speculation.acceptance import AcceptanceRate
 from scorepool.engine.speculation.row import RowForecast
 
 
@@ -36,6 +37,9 @@ class ProposalSource(Protocol):
     def rate(self, sequence: Sequence) -> float:
         """Return the chance that a proposed token is accepted if all before it are."""
 
+    def is_trial(self, sequence: Sequence) -> bool:
+        """True if that chance is a guess, which only a step that verifies can replace."""
+
     def propose(self, decoding: list[Sequence], lengths: list[int]) -> list[Proposal]:
         """Propose at most `lengths[i]` tokens for decoding sequence i. All of its tokens were read."""
 
@@ -62,6 +66,10 @@ class NgramSource:
     def rate(self, sequence: Sequence) -> float:
         """Return how often forecasts of the row were right; see ProposalSource."""
         return self._rows[sequence].rate
+
+    def is_trial(self, sequence: Sequence) -> bool:
+        """Return False: forecasts are compared with what came, whether a step verified them or not."""
+        return False
 
     def propose(self, decoding: list[Sequence], lengths: list[int]) -> list[Proposal]:
         """Return the beginnings of the forecasts; see ProposalSource."""
@@ -102,14 +110,15 @@ class Draft(Protocol):
 class DraftSource:
     """Proposes what a draft model generates. The rate of a row is known from its verified proposals only.
 
-    A row begins with the rate of the rows before it. One whose proposals did not pay tries again, ever more seldom.
+    A row begins with what is known of the rows before it. One whose proposals did not pay tries again, more and more
+    seldom.
     """
 
     def __init__(self, find_draft: Callable[[], Draft | None], max_width: int) -> None:
         """Start without sequences. `find_draft` returns the draft model that is loaded now."""
         self._find_draft = find_draft
         self._max_width = max_width
-        self._usual_rate = FIRST_RATE
+        self._usual = AcceptanceRate()  # of all rows, as if they were one
         self._rows: dict[Sequence, AcceptanceRate] = {}
 
     @property
@@ -125,8 +134,15 @@ class DraftSource:
         """Return how often proposals of the row were accepted; see ProposalSource."""
         return self._row(sequence).rate
 
+    def is_trial(self, sequence: Sequence) -> bool:
+        """Return True before the row's first proposal and those that are made now and then; see ProposalSource."""
+        return self._row(sequence).is_guess
+
     def propose(self, decoding: list[Sequence], lengths: list[int]) -> list[Proposal]:
         """Run the draft model for all rows that have proposals, the longest length for each; see ProposalSource."""
+        lengths = [
+            min(length, self._row(sequence).max_proposed) for sequence, length in zip(decoding, lengths, strict=True)
+        ]
         asked = [sequence for sequence, length in zip(decoding, lengths, strict=True) if length]
         made = dict(zip(asked, self._draft().propose(asked, max(lengths)), strict=True))
         return [
@@ -136,11 +152,9 @@ class DraftSource:
 
     def observe(self, result: SliceResult) -> None:
         """Follow the acceptance of a row; see ProposalSource."""
-        row = self._row(result.slice.sequence)
         num_proposed = len(result.slice.proposed_ids)
-        row.record(num_proposed, num_proposed - result.num_rejected)
-        if num_proposed:
-            self._usual_rate += RATE_WEIGHT * (row.rate - self._usual_rate)
+        for known in (self._row(result.slice.sequence), self._usual):
+            known.record(num_proposed, num_proposed - result.num_rejected)
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
         """Drop rates and the draft's caches; see ProposalSource."""
@@ -155,7 +169,7 @@ class DraftSource:
         return draft
 
     def _row(self, sequence: Sequence) -> AcceptanceRate:
-        return self._rows.setdefault(sequence, AcceptanceRate(self._usual_rate))
+        return self._rows.setdefault(sequence, replace(self._usual))
 
 
 class ChosenSource:
@@ -174,6 +188,10 @@ class ChosenSource:
     def rate(self, sequence: Sequence) -> float:
         """Ask the sequence's source; see ProposalSource."""
         return self._source_of(sequence).rate(sequence)
+
+    def is_trial(self, sequence: Sequence) -> bool:
+        """Ask the sequence's source; see ProposalSource."""
+        return self._source_of(sequence).is_trial(sequence)
 
     def propose(self, decoding: list[Sequence], lengths: list[int]) -> list[Proposal]:
         """Let each source propose for its sequences; see ProposalSource."""

@@ -190,6 +190,11 @@ class SchedulerOutput:
         return bool(self.forwards) and self.forwards[0][0].is_decode
 
     @property
+    def verifies(self) -> bool:
+        """True if sequences decode proposed tokens."""
+        return self.decodes and any(slice_.proposed_ids for slice_ in self.forwards[0])
+
+    @property
     def num_only_decoded(self) -> int:
         """The tokens of a step that only decodes, with the padding of rows that propose fewer; else 0."""
         if len(self.forwards) != 1 or not self.decodes:

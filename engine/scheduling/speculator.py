@@ -6,14 +6,19 @@ and logprobs are those of a run without proposals, whatever is proposed.
 
 A step that verifies proposals is read before the next one is scheduled; other steps are not waited for. Where proposed
 tokens come from is a source's business: proposals.py.
+
+A model that proposes has to be tried to know whether it is right. What such trials cost is at most a share of the time
+that plain steps take: after one that failed, none is made until they have taken enough.
 """
 
 from collections.abc import Callable, Iterable
 
 from scorepool.engine.scheduling.proposals import Proposal, ProposalSource
-from scorepool.engine.scheduling.slice import SliceResult
+from scorepool.engine.scheduling.slice import SchedulerOutput, SliceResult
 from scorepool.engine.sequence import Sequence
 from scorepool.engine.speculation.cost import StepCost, choose_width
+
+_TRIAL_SHARE = 0.02  # of the time of plain steps
 
 
 class Speculator:
@@ -35,6 +40,7 @@ class Speculator:
         self._max_proposed = max_proposed
         self._usual = usual
         self._has_prefilled = False  # the source, for the step that was scheduled last
+        self._spent_s = 0.0  # on proposals since one was accepted, less what trials may take of plain steps
 
     def may_propose(self, decoding: list[Sequence], max_tokens: int) -> bool:
         """True if the next step is likely to have proposals once the step in flight was read."""
@@ -51,10 +57,14 @@ class Speculator:
         self._has_prefilled = self._source.has_prefilled
         return proposed
 
-    def record_cost(self, num_tokens: int, seconds: float) -> None:
-        """Add a step that only decoded, unless the source computed prompts for it."""
-        if not self._has_prefilled:
-            self.cost.record(num_tokens, seconds)
+    def record_cost(self, output: SchedulerOutput, seconds: float) -> None:
+        """Add a step that decoded."""
+        num_tokens = 0 if self._has_prefilled else output.num_only_decoded
+        self.cost.record(num_tokens, seconds, verifies=output.verifies)
+        if self._has_prefilled or output.verifies:
+            self._spent_s += max(0.0, seconds - self.cost.estimate_plain(len(output.forwards[0])))
+        else:
+            self._spent_s = max(0.0, self._spent_s - _TRIAL_SHARE * seconds)
         self._has_prefilled = False
 
     def observe(self, results: Iterable[SliceResult]) -> None:
@@ -62,6 +72,8 @@ class Speculator:
         for result in results:
             if self._may_speculate(result.slice.sequence):
                 self._source.observe(result)
+            if result.num_rejected < len(result.slice.proposed_ids):
+                self._spent_s = 0.0
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
         """Drop what is known of sequences that ended."""
@@ -69,7 +81,7 @@ class Speculator:
 
     def _num_proposable(self, sequence: Sequence, num_unread: int) -> int:
         """Count the tokens that a sequence has to propose, and that it may still generate after one more."""
-        if not self._may_speculate(sequence):
+        if not self._may_speculate(sequence) or (self._spent_s and self._source.is_trial(sequence)):
             return 0
         num_worthwhile = self._source.num_worthwhile(sequence, num_unread)
         room = sequence.max_length - 2 - sequence.num_computed + num_unread
@@ -81,7 +93,7 @@ class Speculator:
         return sequence.proposes_by(self._usual) is not None
 
     def _choose_width(self, decoding: list[Sequence], lengths: list[int], max_tokens: int) -> int:
-        if max(lengths, default=0) <= 0:
+        if max(lengths, default=0) <= 0 or self.cost.must_measure:
             return 0
         rates = [
             self._source.rate(sequence) if length > 0 else 0.0

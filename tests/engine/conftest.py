@@ -2,14 +2,17 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scorepool.engine import Engine, EngineSettings
+from scorepool.engine.scheduling import proposals, speculator
+from scorepool.engine.speculation.acceptance import AcceptanceRate
 from scorepool.engine.speculation.cost import StepCost
 from survey import reference
 from survey.families import FAMILIES
@@ -69,7 +72,22 @@ def open_engine() -> Iterator[Callable[..., Engine]]:
 @pytest.fixture
 def unmeasured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let speculation guess what steps cost, so that what it does follows from the tokens and not from the machine."""
-    monkeypatch.setattr(StepCost, "record", lambda *_: None)
+    monkeypatch.setattr(StepCost, "record", lambda *_, **__: None)
+    monkeypatch.setattr(StepCost, "must_measure", False)
+
+
+@pytest.fixture
+def always_propose(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], int]], None]:
+    """Return a function that lets each step verify as many tokens as `choose` makes of the most, whatever it costs."""
+
+    def propose(choose: Callable[[int], int]) -> None:
+        monkeypatch.setattr(speculator, "choose_width", lambda cost, rows, max_width: choose(max_width))
+        monkeypatch.setattr(StepCost, "must_measure", False)
+        monkeypatch.setattr(proposals, "AcceptanceRate", partial(AcceptanceRate, max_proposed=sys.maxsize))
+        monkeypatch.setattr(AcceptanceRate, "record", lambda *_: None)
+        monkeypatch.setattr(AcceptanceRate, "is_guess", False)
+
+    return propose
 
 
 @pytest.fixture(scope="session")

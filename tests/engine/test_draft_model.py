@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scorepool.engine import Engine, EngineSettings, InvalidRequest, LoadError, Sampling, Sequence
-from scorepool.engine.scheduling import speculator
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.engine.test_speculation import rows
 from tests.tiny_tokenizer import BOS
@@ -45,9 +44,9 @@ def disturb(folder: Path, to: Path, noise: float) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def always_propose(monkeypatch: pytest.MonkeyPatch):
-    """Verify three tokens wherever there is room, whatever it costs."""
-    monkeypatch.setattr(speculator, "choose_width", lambda cost, rows, max_width: min(3, max_width))
+def three_proposals(always_propose: Callable[[Callable[[int], int]], None]):
+    """Verify three tokens wherever there is room."""
+    always_propose(lambda max_width: min(3, max_width))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -11,7 +11,6 @@ from scorepool.engine.model import draft
 from scorepool.engine.model.backbone import split_model
 from scorepool.engine.model.draft import DraftModel
 from scorepool.engine.model.load import load_checked
-from scorepool.engine.scheduling import speculator
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_tokenizer import BOS
 
@@ -46,10 +45,11 @@ def test_rows_go_on_join_and_leave_while_the_draft_reads(
     open_engine: Callable[..., Engine],
     oracle_of: Callable[[str], Oracle],
     monkeypatch: pytest.MonkeyPatch,
+    always_propose: Callable[[Callable[[int], int]], None],
 ):
     monkeypatch.setattr(draft, "MAX_READ", 30)
     widths = Random(0)
-    monkeypatch.setattr(speculator, "choose_width", lambda cost, rows, width: min(widths.randrange(4), width))
+    always_propose(lambda max_width: min(widths.randrange(4), max_width))
     engine = open_engine(folder_of("llama"), speculation="draft", draft=str(folder_of("llama")))
     canceled = row(200)
     leaves = engine.add([canceled], on_step=lambda _: engine.cancel(leaves) if canceled.num_generated > 3 else None)

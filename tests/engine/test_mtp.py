@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from scorepool.engine import Engine, EngineSettings, InvalidRequest, LoadError, Sampling, Sequence
-from scorepool.engine.scheduling import speculator
 from tests.engine import mtp_checkpoints
 from tests.engine.adapters import oracle_with, save_adapter
 from tests.engine.mtp_checkpoints import SHAPES, TorchHead
@@ -18,9 +17,9 @@ Opened = tuple[Engine, TorchHead]
 
 
 @pytest.fixture(autouse=True)
-def always_propose(monkeypatch: pytest.MonkeyPatch):
-    """Verify three tokens wherever there is room, whatever it costs."""
-    monkeypatch.setattr(speculator, "choose_width", lambda cost, rows, max_width: min(3, max_width))
+def three_proposals(always_propose: Callable[[Callable[[int], int]], None]):
+    """Verify three tokens wherever there is room."""
+    always_propose(lambda max_width: min(3, max_width))
 
 
 @pytest.mark.parametrize("kind", SHAPES)

@@ -6,15 +6,17 @@ from pathlib import Path
 import pytest
 
 from scorepool.engine import Engine, Sampling, Sequence
-from scorepool.engine.scheduling import speculator
 from tests.tiny_tokenizer import BOS
 
 
 @pytest.mark.parametrize("width", [1, 5])  # the stop string ends some steps after the one in which it began, or in it
 def test_tokens_that_a_stop_string_cuts_off_are_not_accepted(
-    width: int, folder_of: Callable[[str], Path], open_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+    width: int,
+    folder_of: Callable[[str], Path],
+    open_engine: Callable[..., Engine],
+    always_propose: Callable[[Callable[[int], int]], None],
 ):
-    monkeypatch.setattr(speculator, "choose_width", lambda cost, rows, max_width: width)
+    always_propose(lambda max_width: width)
     engine = open_engine(folder_of("llama"), speculation="draft", draft=str(folder_of("llama")))
 
     def run(stop: tuple[bytes, ...]) -> Sequence:

@@ -7,7 +7,6 @@ from random import Random
 import pytest
 
 from scorepool.engine import Engine, Sampling, Sequence
-from scorepool.engine.scheduling import speculator
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_tokenizer import BOS
 
@@ -18,10 +17,10 @@ def test_a_short_row_beside_longer_ones_keeps_its_whole_window(
     folder_of: Callable[[str], Path],
     open_engine: Callable[..., Engine],
     oracle_of: Callable[[str], Oracle],
-    monkeypatch: pytest.MonkeyPatch,
+    always_propose: Callable[[Callable[[int], int]], None],
 ):
     draw = Random(1)
-    monkeypatch.setattr(speculator, "choose_width", lambda cost, rows, max_width: draw.randrange(2))
+    always_propose(lambda max_width: draw.randrange(2))
     engine = open_engine(folder_of(name), speculation="draft", draft=str(folder_of("llama")))
     sampling = Sampling(max_tokens=24, temperature=0, ignore_eos=True)
     rows = [

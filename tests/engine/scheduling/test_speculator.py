@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorepool.engine.scheduling.proposals import ChosenSource, DraftSource, NgramSource, Proposal
-from scorepool.engine.scheduling.slice import Slice, SliceResult
+from scorepool.engine.scheduling.slice import SchedulerOutput, Slice, SliceResult
 from scorepool.engine.scheduling.speculator import Speculator
 from scorepool.engine.sequence import Sampling, Sequence
 from tests.engine.test_late_constraints import LateConstraint
@@ -24,8 +24,9 @@ def speculator_of(sequences: list[Sequence], max_width: int = 8, able: int = 10*
     """Make a speculator that has seen each row repeat itself, on a machine where tokens cost nothing."""
     speculator = Speculator(NgramSource(), max_width, lambda position: able)
     for _ in range(50):
-        speculator.cost.record(1, 1.0)
-        speculator.cost.record(40, 1.0)
+        speculator.cost.record(1, 1.0, verifies=False)
+        speculator.cost.record(4, 1.0, verifies=True)
+        speculator.cost.record(40, 1.0, verifies=True)
     for length in range(10, 16):
         for sequence in sequences:
             sequence.token_ids = ([5, 6, 7] * 6)[:length]
@@ -100,6 +101,9 @@ class FixedSource:
     def rate(self, sequence: Sequence) -> float:
         return 1.0
 
+    def is_trial(self, sequence: Sequence) -> bool:
+        return self.token_id == 1
+
     def propose(self, decoding: list[Sequence], lengths: list[int]) -> list[Proposal]:
         assert any(lengths)
         self.has_prefilled = True
@@ -124,17 +128,54 @@ class EchoDraft:
         pass
 
 
-@pytest.mark.parametrize("max_width", [1, 2])
-def test_a_draft_model_proposes_one_token_if_no_more_are_allowed(max_width: int):
-    sequence = repeating(20)
-    sequence.num_computed = len(sequence.token_ids) - 1
+def drafting(max_width: int) -> Speculator:
+    """Make a speculator with a draft model, on a machine where tokens cost nothing."""
     draft = EchoDraft()
     speculator = Speculator(DraftSource(lambda: draft, max_width), max_width, lambda position: 10**9, "draft")
     for _ in range(50):
-        speculator.cost.record(1, 1.0)
-        speculator.cost.record(40, 1.0)
+        speculator.cost.record(1, 1.0, verifies=False)
+        speculator.cost.record(4, 1.0, verifies=True)
+        speculator.cost.record(40, 1.0, verifies=True)
+    return speculator
+
+
+def verify(speculator: Speculator, sequence: Sequence, *, is_right: bool) -> int:
+    """Propose tokens of a row, verify them, and return how many there were."""
+    sequence.num_computed = len(sequence.token_ids) - 1
     assert speculator.may_propose([sequence], 100)
-    assert [len(ids) for ids, _ in speculator.propose([sequence], 100)] == [max_width]
+    ids = speculator.propose([sequence], 100)[0].token_ids
+    result = SliceResult(Slice.decode(sequence, ids), 1 + len(ids))
+    result.num_accepted = 1 + len(ids) * is_right
+    speculator.observe([result])
+    return len(ids)
+
+
+@pytest.mark.parametrize(("max_width", "sizes"), [(1, [1, 1, 1]), (2, [1, 2, 2]), (8, [1, 2, 4])])
+def test_a_draft_model_proposes_one_token_and_more_once_it_was_right(max_width: int, sizes: list[int]):
+    sequence, speculator = repeating(20), drafting(max_width)
+    assert [verify(speculator, sequence, is_right=True) for _ in sizes] == sizes
+
+
+def test_a_row_begins_with_what_is_known_of_those_before():
+    speculator = drafting(8)
+    assert [verify(speculator, repeating(20), is_right=True) for _ in range(3)] == [1, 2, 4]
+    assert verify(drafting(8), sequence := repeating(20), is_right=False) == 1
+    assert speculator.propose([sequence], 100)[0].token_ids
+
+
+def test_trials_take_a_small_share_of_the_time():
+    speculator, sequence = drafting(8), repeating(400)
+    seconds = {"plain": 0.0, "lost": 0.0}
+    for _ in range(1000):
+        sequence.num_computed = len(sequence.token_ids) - 1
+        ids = speculator.propose([sequence], 100)[0].token_ids
+        slice_ = Slice.decode(sequence, ids)
+        lost = 5.0 if ids else 0.0  # the draft has read the prompt
+        speculator.record_cost(SchedulerOutput([[slice_]], []), 1.0 + lost)
+        speculator.observe([SliceResult(slice_, 1)])
+        seconds["plain"] += 1.0
+        seconds["lost"] += lost
+    assert 10.0 <= seconds["lost"] <= 5.0 + 0.02 * seconds["plain"]
 
 
 def test_each_row_is_proposed_for_by_what_it_chooses():
@@ -143,6 +184,7 @@ def test_each_row_is_proposed_for_by_what_it_chooses():
     sequences[1].speculation = "draft"  # as the third does, which does not say
     sources = {"ngram": FixedSource(1), "draft": FixedSource(2)}
     chosen = ChosenSource(sources, "draft")
+    assert [chosen.is_trial(sequence) for sequence in sequences] == [True, False, False]
     assert [ids for ids, _ in chosen.propose(sequences, [2, 1, 3])] == [(1, 1), (2,), (2, 2, 2)]
     assert [ids for ids, _ in chosen.propose(sequences, [0, 0, 1])] == [(), (), (2,)]
     for sequence in sequences:

@@ -1,5 +1,6 @@
 """The width of a step is the one that gives the most tokens per second, by what steps have cost."""
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -8,11 +9,12 @@ from scorepool.engine.speculation.cost import StepCost, choose_width
 
 
 def learned(base: float, slope: float) -> StepCost:
-    """Return what is learned from noisy steps of that cost."""
+    """Return what is learned from noisy steps of that cost, plain ones and others."""
     cost, draw = StepCost(), Random(0)
-    for _ in range(200):
-        tokens = draw.choice([2, 4, 10, 18])
-        cost.record(tokens, (base + slope * tokens) * draw.uniform(0.97, 1.03) * (20 if draw.random() < 0.02 else 1))
+    for number in range(200):
+        tokens = draw.choice([2, 4, 10, 18] if number % 2 else [1, 2, 8])
+        seconds = (base + slope * tokens) * draw.uniform(0.97, 1.03) * (20 if draw.random() < 0.02 else 1)
+        cost.record(tokens, seconds, verifies=bool(number % 2))
     return cost
 
 
@@ -20,19 +22,42 @@ def learned(base: float, slope: float) -> StepCost:
 def test_estimates_follow_the_steps(base: float, slope: float):
     cost = learned(base, slope)
     for tokens in (2, 8, 18):
-        assert cost.estimate(tokens) == pytest.approx(base + slope * tokens, rel=0.35)
+        assert cost.estimate_plain(tokens) == pytest.approx(base + slope * tokens, rel=0.35)
+        assert cost.estimate_verifying(tokens) == pytest.approx(base + slope * tokens, rel=0.35)
 
 
 def test_equal_steps_leave_the_guess_and_a_machine_that_changes_is_learned_anew():
     cost = StepCost()
     for _ in range(100):
-        cost.record(4, 2.0)
-    assert cost.estimate(4) == pytest.approx(2.0)
-    assert 2.0 < cost.estimate(8) < 4.0
+        cost.record(4, 2.0, verifies=False)
+    assert cost.estimate_plain(4) == pytest.approx(2.0)
+    assert 2.0 < cost.estimate_plain(8) < 4.0
+    assert cost.estimate_verifying(8) == cost.estimate_plain(8)
     for number in range(300):
         tokens = 4 + 4 * (number % 2)
-        cost.record(tokens, 5.0 * tokens)
-    assert cost.estimate(8) == pytest.approx(40, rel=0.1)
+        cost.record(tokens, 5.0 * tokens, verifies=False)
+    assert cost.estimate_plain(8) == pytest.approx(40, rel=0.1)
+
+
+def test_a_draft_that_costs_as_much_as_the_model_is_turned_off_and_tried_again_now_and_then():
+    cost, widths = StepCost(), []
+    for _ in range(1000):
+        width = 0 if cost.must_measure else choose_width(cost, [(1.0, 16)], 8)
+        cost.record(1 + width, 1.0 + (2.0 + 1.2 * width if width else 0.0), verifies=bool(width))
+        widths.append(width)
+    assert 1 <= sum(width > 0 for width in widths[:20]) <= 10
+    tried = [number for number, width in enumerate(widths) if width and not widths[number - 1]]
+    assert [later - one for one, later in pairwise(tried)] == pytest.approx([33, 65, 129, 257, 513], abs=9)
+
+
+def test_plain_steps_are_measured_first_and_again_among_steps_that_verify():
+    cost, plain = StepCost(), []
+    for number in range(200):
+        plain.append(cost.must_measure)
+        seconds = 0 if number % 3 else 1.0  # others also compute a prompt, which says nothing
+        cost.record(1 if seconds else 0, seconds, verifies=not cost.must_measure)
+    assert plain[:3] == [True, True, False]
+    assert 4 <= sum(plain) <= 8
 
 
 @pytest.mark.parametrize(

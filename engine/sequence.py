@@ -256,8 +256,12 @@ class Sequence:
     @property
     def reports_more(self) -> bool:
         """True if more is computed from logits than the logprobs of its tokens."""
-        by_row = self.rank or self.entropy or self.min_logprob or self.targets is not None
-        return bool(self.top_logprobs or by_row or self.reports_proposals)
+        return bool(self.top_logprobs) or self.reports_rarer
+
+    @property
+    def reports_rarer(self) -> bool:
+        """True if more is computed from logits than the logprobs of its tokens and of the most likely ones."""
+        return self.rank or self.entropy or self.min_logprob or self.targets is not None or self.reports_proposals
 
     @property
     def num_generated(self) -> int:

@@ -6,11 +6,10 @@ NumPy's exponential takes 0.5 ns, and works on the memory of MLX's arrays:
 
     attention   softmax of prompts; keys that no query of a block sees are left out
     swiglu      of prompts
-    normalize   of the rows of logits, while the device computes the next step
     rotary      tables of the cosines and sines that the module itself has computed
 
-The first two wait for the device, so steps that only decode keep MLX's own. Values are within 1e-6 of MLX's, and depend
-on the shapes alone, as MLX's do: exact mode is still exact.
+The first two wait for the device, so steps that only decode keep MLX's own. cpu_logprobs.py normalizes logits. Values
+are within 1e-6 of MLX's, and depend on the shapes alone, as MLX's do: exact mode is still exact.
 """
 
 import platform
@@ -78,22 +77,6 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
         np.divide(gates[part], result[part], out=result[part])
         result[part] *= factors[part]
     return negated
-
-
-def normalize(logits: mx.array, token_ids: mx.array) -> tuple[list[float], list[float]]:
-    """Return the log of the sum of exponentials of each row of logits [rows, vocab], and the logprob of its token."""
-    values, ids = _view(logits), _view(token_ids)
-    normalizers = np.empty(len(values), np.float32)
-    num_rows = max(1, _CHUNK // values.shape[1])
-    with np.errstate(invalid="ignore"):  # a row without a distribution gets NaN
-        for start in range(0, len(values), num_rows):
-            part = values[start : start + num_rows]
-            largest = part.max(axis=1)
-            exponentials = part - largest[:, None]
-            np.exp(exponentials, out=exponentials)
-            normalizers[start : start + num_rows] = largest + np.log(exponentials.sum(axis=1))
-        logprobs = values[np.arange(len(values)), ids] - normalizers
-    return normalizers.tolist(), logprobs.tolist()
 
 
 def attention(

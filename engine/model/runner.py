@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from scorepool.engine.adapter import Adapter
 from scorepool.engine.errors import AdapterError, NonFiniteLogits
-from scorepool.engine.model import cpu_kernels, garbage, memory_budget, pooling
+from scorepool.engine.model import cpu_kernels, cpu_logprobs, garbage, memory_budget, pooling
 from scorepool.engine.model.adapters.host import AdapterHost
 from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.model.batch import BatchRunner
@@ -25,7 +25,7 @@ from scorepool.engine.model.prefix_store import PrefixStore
 from scorepool.engine.model.prompt_scorer import PromptScorer
 from scorepool.engine.model.ranks.leader import LeadingBatch
 from scorepool.engine.model_info import ModelInfo
-from scorepool.engine.sampling.logprobs import PendingLogprobs, TokenLogprobs, compute_logprobs, split_rows
+from scorepool.engine.sampling.logprobs import OnHost, PendingLogprobs, TokenLogprobs, compute_logprobs, split_rows
 from scorepool.engine.sampling.next_token import find_late
 from scorepool.engine.sampling.query import LogprobQuery
 from scorepool.engine.sampling.stop import check_stop
@@ -77,7 +77,8 @@ class ModelRunner:
         self.batch = batch
         self._head = backbone_and_head
         # Exact mode has one way only: a row's numbers must not depend on what others ask for.
-        self._normalize = cpu_kernels.normalize if cpu_kernels.are_used() and model_info.mode != "exact" else None
+        uses_host = cpu_kernels.are_used() and model_info.mode != "exact"
+        self._on_host = OnHost(cpu_logprobs.normalize, cpu_logprobs.top_k) if uses_host else None
         self._token_ids = mx.array([], dtype=mx.int32)  # of all rows of the last launch
         self._sampled_rows: dict[Sequence, int] = {}  # rows of `_token_ids` that hold sampled tokens
         self._paused_rows: dict[Sequence, mx.array] = {}  # [1, width]: hidden states of sequences that are paused
@@ -260,7 +261,7 @@ class ModelRunner:
         No more than LOGITS_BYTES of logits exist at a time.
         """
         if logits is not None:
-            return [compute_logprobs(queries, logits, self._normalize)] if queries else []
+            return [compute_logprobs(queries, logits, self._on_host)] if queries else []
         pending: list[PendingLogprobs] = []
         if self.model_info.mode == "exact":
             for head in assign_heads(queries):
@@ -271,7 +272,7 @@ class ModelRunner:
         for number, chunk in enumerate(split_rows(queries, max_rows)):
             _await_last(pending)
             start = number * max_rows
-            pending.append(compute_logprobs(chunk, self._logits(rows[start : start + max_rows]), self._normalize))
+            pending.append(compute_logprobs(chunk, self._logits(rows[start : start + max_rows]), self._on_host))
         return pending
 
     def _fits_one_head(self, rows: mx.array) -> bool:

@@ -3,7 +3,7 @@
 Every row has a token, given or sampled here, and its logprob. Rank, entropy, the most likely tokens and those that the
 caller names are computed for the rows of sequences that ask for them, and for no others.
 
-To add a value per token, add a field to TokenColumns, a column in `_more_columns`, and its flag to `reports_more`.
+To add a value per token, add a field to TokenColumns, a column in `_more_columns`, and its flag to `reports_rarer`.
 """
 
 from array import array
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from math import isfinite, isnan
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -61,8 +61,15 @@ class PendingColumn:
 
 
 MIN_NORMALIZED = 2**14  # logits
-# Returns, as Python numbers, the normalizer of each row of logits, and the logprob of its token. Waits for the device.
-Normalize = Callable[[mx.array, mx.array], tuple[list[float], list[float]]]
+
+
+class OnHost(NamedTuple):
+    """What the host computes where it is faster than the device. Both wait for the device."""
+
+    # The normalizer of each row of logits, and the logprob of its token.
+    normalize: Callable[[mx.array, mx.array], tuple[list[float], list[float]]]
+    # Of logits, normalizers, rows (None: all) and k: an array of ids for each row, and one of logprobs.
+    top_k: Callable[[mx.array, list[float], list[int] | None, int], tuple[list[Any], list[Any]]]
 
 
 @dataclass(slots=True)
@@ -74,8 +81,10 @@ class PendingLogprobs:
     columns: list[PendingColumn]
     normalizers: mx.array | None = None  # [rows]; not finite for a row that has no distribution
     logits: mx.array | None = None  # those that the host normalizes, until it has
-    normalize: Normalize | None = None
+    on_host: OnHost | None = None
+    tops: list["_Selection"] = field(default_factory=list)  # rows whose top-k the host computes
     normalized: tuple[list[float], list[float]] = ([], [])  # by the host
+    top_values: list[tuple[list[Any], list[Any]]] = field(default_factory=list)  # by the host
     proposed: PendingColumn | None = None  # the logprobs of proposed tokens, which are no column of the sequence
 
     @property
@@ -88,8 +97,11 @@ class PendingLogprobs:
     def wait(self) -> None:
         """Wait for the device, and let the host normalize what it is to. Logits are not kept after that."""
         mx.eval(self.arrays)
-        if self.normalize is not None and self.logits is not None:
-            self.normalized = self.normalize(self.logits, self.token_ids)
+        if self.on_host is not None and self.logits is not None:
+            self.normalized = self.on_host.normalize(self.logits, self.token_ids)
+            for top in self.tops:
+                k = self.queries[top.indices[0]].sequence.top_logprobs
+                self.top_values.append(self.on_host.top_k(self.logits, self.normalized[0], top.rows, k))
             self.logits = None
 
     def read(self) -> list[TokenLogprobs]:
@@ -102,6 +114,12 @@ class PendingLogprobs:
             start = 0
             for index, count in zip(column.indices, column.counts, strict=True):
                 setattr(found[index].columns, column.name, values[start : start + count])
+                start += count
+        for top, (top_ids, top_logprobs) in zip(self.tops, self.top_values, strict=True):
+            start = 0
+            for index, count in zip(top.indices, top.counts, strict=True):
+                columns, rows = found[index].columns, slice(start, start + count)
+                columns.top_ids, columns.top_logprobs = top_ids[rows], top_logprobs[rows]
                 start += count
         if self.proposed is not None:
             values, start = _python_values(self.proposed.values), 0
@@ -142,13 +160,11 @@ def split_rows(queries: list[LogprobQuery], max_rows: int) -> Iterator[list[Logp
         yield group
 
 
-def compute_logprobs(
-    queries: list[LogprobQuery], logits: mx.array, normalize: Normalize | None = None
-) -> PendingLogprobs:
+def compute_logprobs(queries: list[LogprobQuery], logits: mx.array, on_host: OnHost | None = None) -> PendingLogprobs:
     """Launch the computation. logits [rows, vocab] float32 of the model, one row per position of the queries.
 
-    `normalize` is what the host does where it is faster than the device, for MIN_NORMALIZED logits or more, if only
-    the logprobs of tokens are asked for.
+    `on_host` is what the host does where it is faster than the device, for MIN_NORMALIZED logits or more, if only the
+    logprobs of tokens and the most likely ones are asked for.
     """
     token_ids, sampled = tokens_of_rows(queries, logits)
     logits = _reported_logits(queries, logits, sampled)
@@ -158,8 +174,8 @@ def compute_logprobs(
         counts = [len(queries[index].sampled_positions) for index in indices]
         pending.columns.append(PendingColumn("sampled_logprobs", indices, counts, sampled.logprobs))
     is_large = logits.size >= MIN_NORMALIZED
-    if is_large and normalize is not None and not any(query.sequence.reports_more for query in queries):
-        pending.logits, pending.normalize = logits, normalize
+    if is_large and on_host is not None and not any(query.sequence.reports_rarer for query in queries):
+        pending.logits, pending.on_host, pending.tops = logits, on_host, _select_tops(queries)
     else:
         _add_columns(pending, logits)
     mx.async_eval(pending.arrays)
@@ -189,13 +205,12 @@ def _more_columns(
         columns.append(rows.column("entropies", scoring.entropies(rows.take(logits), rows.take(normalizers))))
     if rows := _select(queries, lambda sequence: sequence.min_logprob):
         columns.append(rows.column("min_logprobs", rows.take(logits).min(axis=-1) - rows.take(normalizers)))
-    for k in {query.sequence.top_logprobs for query in queries} - {0}:
-        if rows := _select(queries, partial(_has_top, k)):
-            top_logits = rows.take(logits)
-            top_ids = scoring.top_k(top_logits, k)
-            values = scoring.logprobs_of_many(top_logits, rows.take(normalizers), top_ids)
-            top_ids, values = scoring.by_logprob(top_ids, values)
-            columns += [rows.column("top_ids", top_ids), rows.column("top_logprobs", values)]
+    for rows in _select_tops(queries):
+        top_logits = rows.take(logits)
+        top_ids = scoring.top_k(top_logits, queries[rows.indices[0]].sequence.top_logprobs)
+        values = scoring.logprobs_of_many(top_logits, rows.take(normalizers), top_ids)
+        top_ids, values = scoring.by_logprob(top_ids, values)
+        columns += [rows.column("top_ids", top_ids), rows.column("top_logprobs", values)]
     if rows := _select(queries, lambda sequence: sequence.targets is not None):
         targets = _target_ids([queries[index] for index in rows.indices])
         values = scoring.logprobs_of_many(rows.take(logits), rows.take(normalizers), targets)
@@ -247,6 +262,12 @@ def _select(queries: list[LogprobQuery], wants: Callable[[Sequence], object]) ->
     starts = list(accumulate((len(query.positions) for query in queries), initial=0))
     rows = [row for index in indices for row in range(starts[index], starts[index + 1])]
     return _Selection(indices, counts, rows)
+
+
+def _select_tops(queries: list[LogprobQuery]) -> list[_Selection]:
+    """Find the queries that ask for the most likely tokens, those for as many together."""
+    sizes = {query.sequence.top_logprobs for query in queries} - {0}
+    return [rows for k in sizes if (rows := _select(queries, partial(_has_top, k)))]
 
 
 def _proposed_column(queries: list[LogprobQuery], logits: mx.array, normalizers: mx.array) -> PendingColumn | None:

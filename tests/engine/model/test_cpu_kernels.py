@@ -1,6 +1,5 @@
 """What the engine computes in the place of MLX on CPUs without its SIMD is within 1e-6 of what MLX computes."""
 
-from math import isfinite
 from typing import Any
 
 import mlx.core as mx
@@ -15,7 +14,6 @@ from mlx_lm.models.rope_utils import Llama3RoPE
 from scorepool.engine.model import cpu_kernels, kv_cache
 from scorepool.engine.model.rope import ConfiguredRoPE
 from scorepool.engine.model.rope_frequencies import RopeFrequencies
-from scorepool.engine.sampling import scoring
 
 TOLERANCE = 1e-6
 LEFT_PADDING = mx.array([0, 3, 40])
@@ -87,32 +85,6 @@ def test_swiglu_takes_gates_that_do_not_lie_in_order():
     found, expected = cpu_kernels.swiglu(gate, x), activations.swiglu(gate, x)
 
     assert difference(found, expected) < TOLERANCE * float(mx.abs(expected).max().item())
-
-
-def test_normalizers_and_logprobs_are_those_of_mlx_and_of_float64():
-    logits = mx.random.normal((70, 5003))
-    logits[3, 10:] = -mx.inf
-    token_ids = mx.array([number * 7 % 10 for number in range(70)])
-
-    normalizers, logprobs = cpu_kernels.normalize(logits, token_ids)
-
-    expected = scoring.log_normalizer(logits)
-    assert difference(mx.array(normalizers), expected) < 2e-6  # two steps of float32 at 9
-    assert difference(mx.array(logprobs), scoring.logprobs(logits, expected, token_ids)) < 2e-6
-    exact = np.array(logits).astype(np.float64)
-    exact -= np.log(np.exp(exact).sum(axis=1, keepdims=True))
-    assert np.abs(exact[np.arange(70), np.array(token_ids)] - logprobs).max() < 2e-6
-
-
-@pytest.mark.parametrize("value", [mx.nan, mx.inf])
-def test_rows_without_a_distribution_have_no_normalizer(value: float):
-    logits = mx.random.normal((3, 50))
-    logits[1, 7] = value
-    logits[2] = -mx.inf
-
-    normalizers, _ = cpu_kernels.normalize(logits, mx.array([1, 2, 3]))
-
-    assert [isfinite(normalizer) for normalizer in normalizers] == [True, False, False]
 
 
 def rotary_model(module: Module) -> Any:

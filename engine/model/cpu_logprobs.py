@@ -1,0 +1,79 @@
+"""Compute logprobs and top-k on the host, for CPUs without MLX's SIMD, while the device computes the next step.
+
+MLX takes 15 to 20 ns for an exponential there, and sorts an element at a time: the top 20 of 32 rows of 3,072 logits
+take 2 ms with their normalizers, NumPy 0.25 ms. Values are within 2e-6 of MLX's.
+"""
+
+from array import array
+from math import isfinite
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+_CHUNK = 2**17  # logits that stay in the processor's cache
+_LANES = 64  # of which each has its largest logit, for each of the k
+
+
+def normalize(logits: mx.array, token_ids: mx.array) -> tuple[list[float], list[float]]:
+    """Return the log of the sum of exponentials of each row of logits [rows, vocab], and the logprob of its token.
+
+    The normalizer of a row without a distribution is not finite.
+    """
+    values, ids = _view(logits), _view(token_ids)
+    normalizers = np.empty(len(values), np.float32)
+    num_rows = max(1, _CHUNK // values.shape[1])
+    with np.errstate(invalid="ignore"):
+        for start in range(0, len(values), num_rows):
+            part = values[start : start + num_rows]
+            largest = part.max(axis=1)
+            exponentials = part - largest[:, None]
+            np.exp(exponentials, out=exponentials)
+            normalizers[start : start + num_rows] = largest + np.log(exponentials.sum(axis=1))
+        logprobs = values[np.arange(len(values)), ids] - normalizers
+    return normalizers.tolist(), logprobs.tolist()
+
+
+def top_k(logits: mx.array, normalizers: list[float], rows: list[int] | None, k: int) -> tuple[list[Any], list[Any]]:
+    """Return an array of the k most likely ids for each of these rows of logits [rows, vocab], and one of logprobs.
+
+    Ids are chosen by logit and ordered by logprob; ties are broken by id. Exact, 1 <= k <= vocab. What a row without a
+    distribution gets is undefined. `rows` is None for all of them.
+    """
+    values, normalized = _view(logits), np.array(normalizers, np.float32)
+    if rows is not None:
+        values, normalized = values[rows], normalized[rows]
+    if not all(map(isfinite, normalizers)):
+        values = np.where(np.isnan(values), -np.inf, values)  # so that every row has k values that can be compared
+    vocab_size = values.shape[1]
+    flat = np.flatnonzero(values >= _bounds(values, k)[:, None])
+    row_of, ids = np.divmod(flat, vocab_size)
+    found = values.reshape(-1)[flat]
+    order = np.lexsort((ids, -found, row_of))
+    firsts = np.searchsorted(flat, np.arange(0, values.size, vocab_size))
+    chosen = order[firsts[:, None] + np.arange(k)]
+    with np.errstate(invalid="ignore"):
+        logprobs = found[chosen] - normalized[:, None]
+    # Of two floats below 0 the one with the smaller bits is larger; one that rounding has put above comes first.
+    keys = logprobs.view(np.uint32).astype(np.uint64) << np.uint64(32) | ids[chosen].astype(np.uint64)
+    keys.sort(axis=1)
+    return (
+        [array("I", row.tobytes()) for row in keys.astype(np.uint32)],
+        [array("f", row.tobytes()) for row in (keys >> np.uint64(32)).astype(np.uint32)],
+    )
+
+
+def _bounds(values: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.float32]:
+    """Return for each row a value that at least k of its values reach, and few more: the k-th of some largest ones."""
+    num_rows, vocab_size = values.shape
+    num_lanes = min(max(2 * k, _LANES), vocab_size)
+    length = vocab_size // num_lanes
+    lanes = values[:, : length * num_lanes].reshape(num_rows, length, num_lanes)
+    largest: npt.NDArray[np.float32] = np.partition(lanes.max(axis=1), num_lanes - k, axis=1)[:, num_lanes - k]
+    return largest
+
+
+def _view(values: mx.array) -> Any:
+    """Return an array of NumPy on the memory of an array, which is computed now if it was not."""
+    return np.array(values, copy=False)

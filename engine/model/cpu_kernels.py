@@ -35,6 +35,7 @@ _QUERIES = 256  # that are computed together, with the keys that any of them see
 _CHUNK = 2**17  # elements of SiLU, for the same reason
 _FIRST_POSITIONS = 512  # of a rotary table, which becomes longer as rows do
 _MAX_TABLE_FLOATS = 2**23  # of cosines, and as many of sines
+_LATER = np.triu(np.ones((_BLOCK, _BLOCK), np.bool_), 1)  # [query, key]: the key comes after the query
 _HAS_SIMD = platform.machine().lower() in ("arm64", "aarch64")
 
 Floats = NDArray[np.float32]
@@ -108,14 +109,16 @@ def attention(
         scores = grouped[..., start:stop, :] @ keys[..., seen, :].swapaxes(-1, -2)
         mx.eval(scores)
         weights = _view(scores)
+        sums = np.empty((*weights.shape[:-1], 1), np.float32)
         if isinstance(mask, str):
-            _causal_softmax(weights)
+            _causal_exponentials(weights, sums)
         else:
             if part is not None:
                 _apply_mask(weights, part if part.shape[-1] == 1 else part[..., seen])
             for first in range(0, stop - start, _BLOCK):
-                _softmax(weights[..., first : first + _BLOCK, :])
-        attended.append(scores @ values[..., seen, :])
+                block = np.s_[..., first : first + _BLOCK, :]
+                _exponentials(weights[block], sums[block])
+        attended.append((scores @ values[..., seen, :]) / mx.array(sums))  # there are fewer quotients than weights
     return mx.concatenate(attended, axis=-2).reshape(rows, heads, length, -1)
 
 
@@ -134,16 +137,16 @@ def _seen(mask: Any) -> slice:
     return slice(visible[0], visible[-1] + 1) if visible.size else slice(None)
 
 
-def _causal_softmax(weights: Floats) -> None:
-    """Normalise in place; the last query sees all keys, and each one before it sees one fewer."""
+def _causal_exponentials(weights: Floats, sums: Floats) -> None:
+    """Do what `_exponentials` does; the last query sees all keys, and each one before it sees one fewer."""
     length, num_keys = weights.shape[-2:]
     for start in range(0, length, _BLOCK):
         stop = min(start + _BLOCK, length)
         num_seen = num_keys - length + stop
         block = weights[..., start:stop, :num_seen]
-        later = np.triu_indices(stop - start, 1)
-        block[..., later[0], later[1] + num_seen - (stop - start)] = -np.inf
-        _softmax(block)
+        size = stop - start
+        np.copyto(block[..., num_seen - size :], -np.inf, where=_LATER[:size, :size])
+        _exponentials(block, sums[..., start:stop, :])
         weights[..., start:stop, num_seen:] = 0
 
 
@@ -155,11 +158,11 @@ def _apply_mask(weights: Floats, mask: Any) -> None:
         weights += mask
 
 
-def _softmax(weights: Floats) -> None:
-    """Normalise the last axis in place."""
+def _exponentials(weights: Floats, sums: Floats) -> None:
+    """Replace weights by their exponentials, the largest of a row by 1. Write the sums [..., 1] of the rows."""
     weights -= weights.max(axis=-1, keepdims=True)
     np.exp(weights, out=weights)
-    weights /= weights.sum(axis=-1, keepdims=True)
+    weights.sum(axis=-1, keepdims=True, out=sums)
 
 
 def _is_worthwhile(array: mx.array) -> bool:

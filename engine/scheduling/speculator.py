@@ -62,7 +62,8 @@ class Speculator:
         num_tokens = 0 if self._has_prefilled else output.num_only_decoded
         self.cost.record(num_tokens, seconds, verifies=output.verifies)
         if self._has_prefilled or output.verifies:
-            self._spent_s += max(0.0, seconds - self.cost.estimate_plain(len(output.forwards[0])))
+            if output.num_only_decoded:  # else a part of the time is that of prompts
+                self._spent_s += max(0.0, seconds - self.cost.estimate_plain(len(output.forwards[0])))
         else:
             self._spent_s = max(0.0, self._spent_s - _TRIAL_SHARE * seconds)
         self._has_prefilled = False

@@ -32,10 +32,10 @@ def test_logprobs_of_a_prompt_are_those_of_the_native_job(sampler: tinker.Sampli
 
     [expected] = native.score("demo", [(IDS[:1], IDS[1:])], score="all").sequences
     assert found[0] is None
-    assert found[1:] == pytest.approx(expected.logprobs.values()[1:], abs=1e-5)
+    assert found[1:] == pytest.approx(expected.logprobs.values()[1:], abs=1e-4)
     last = sampler.compute_logprobs(PROMPT, prompt_logprobs_last_n=7).result()
     assert last[:-7] == [None] * 33
-    assert last[-7:] == pytest.approx(found[-7:], abs=1e-5)
+    assert last[-7:] == pytest.approx(found[-7:], abs=1e-4)
 
 
 def test_samples_have_their_logprobs_and_the_most_likely_tokens(sampler: tinker.SamplingClient, native: Client):
@@ -50,14 +50,14 @@ def test_samples_have_their_logprobs_and_the_most_likely_tokens(sampler: tinker.
         columns = one.numpy()
         assert sequence.tokens == one.token_ids
         assert sequence.stop_reason == one.finish_reason
-        assert sequence.logprobs == pytest.approx(one.logprobs.values(), abs=1e-5)
+        assert sequence.logprobs == pytest.approx(one.logprobs.values(), abs=1e-4)
         assert (sequence.topk_logprobs_np.token_ids == columns["top_ids"][:, :2]).all()
-        assert sequence.topk_logprobs_np.logprobs == pytest.approx(columns["top_logprobs"][:, :2], abs=1e-5)
+        assert sequence.topk_logprobs_np.logprobs == pytest.approx(columns["top_logprobs"][:, :2], abs=1e-4)
     [scored] = native.score("demo", [(IDS[:1], IDS[1:])], top_logprobs=5).sequences
     top = answer.topk_prompt_logprobs_np
     assert top.token_ids.shape == (40, 5)
     assert (top.token_ids[1:] == scored.numpy()["top_ids"]).all()
-    assert top.logprobs[1:] == pytest.approx(scored.numpy()["top_logprobs"], abs=1e-5)
+    assert top.logprobs[1:] == pytest.approx(scored.numpy()["top_logprobs"], abs=1e-4)
     assert (top.logprobs[0] == numpy.float32(-99_999)).all()
     assert answer.prompt_logprobs[0] is None
 

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 _CHUNK = 2**17  # logits that stay in the processor's cache
-_LANES = 64  # of which each has its largest logit, for each of the k
+_MIN_LANES = 64  # parts of a row, of each of which the largest logit is known
+_MANY = 1024  # candidates of a row; so many are ties, such as excluded tokens
 
 
 def normalize(logits: mx.array, token_ids: mx.array) -> tuple[list[float], list[float]]:
@@ -47,7 +48,12 @@ def top_k(logits: mx.array, normalizers: list[float], rows: list[int] | None, k:
     if not all(map(isfinite, normalizers)):
         values = np.where(np.isnan(values), -np.inf, values)  # so that every row has k values that can be compared
     vocab_size = values.shape[1]
-    flat = np.flatnonzero(values >= _bounds(values, k)[:, None])
+    bounds = _bounds(values, k)
+    is_candidate = values >= bounds[:, None]
+    for row in np.flatnonzero(np.count_nonzero(is_candidate, axis=1) > max(_MANY, 4 * k)):
+        ties = np.flatnonzero(values[row] == bounds[row])
+        is_candidate[row, ties[k:]] = False  # k of them suffice, those with the lowest ids
+    flat = np.flatnonzero(is_candidate)
     row_of, ids = np.divmod(flat, vocab_size)
     found = values.reshape(-1)[flat]
     order = np.lexsort((ids, -found, row_of))
@@ -67,7 +73,7 @@ def top_k(logits: mx.array, normalizers: list[float], rows: list[int] | None, k:
 def _bounds(values: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.float32]:
     """Return for each row a value that at least k of its values reach, and few more: the k-th of some largest ones."""
     num_rows, vocab_size = values.shape
-    num_lanes = min(max(2 * k, _LANES), vocab_size)
+    num_lanes = min(max(2 * k, _MIN_LANES), vocab_size)
     length = vocab_size // num_lanes
     lanes = values[:, : length * num_lanes].reshape(num_rows, length, num_lanes)
     largest: npt.NDArray[np.float32] = np.partition(lanes.max(axis=1), num_lanes - k, axis=1)[:, num_lanes - k]

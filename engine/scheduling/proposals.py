@@ -141,7 +141,8 @@ class DraftSource:
     def propose(self, decoding: list[Sequence], lengths: list[int]) -> list[Proposal]:
         """Run the draft model for all rows that have proposals, the longest length for each; see ProposalSource."""
         lengths = [
-            min(length, self._row(sequence).max_proposed) for sequence, length in zip(decoding, lengths, strict=True)
+            min(length, self._row(sequence).max_proposed) if length else 0
+            for sequence, length in zip(decoding, lengths, strict=True)
         ]
         asked = [sequence for sequence, length in zip(decoding, lengths, strict=True) if length]
         made = dict(zip(asked, self._draft().propose(asked, max(lengths)), strict=True))

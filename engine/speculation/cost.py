@@ -82,7 +82,8 @@ class StepCost:
             self._num_unmeasured = max(0, self._num_unmeasured - 1)
             self._num_plain += 1
             if self._num_plain == self._wait:
-                self._num_plain, self._wait, self._verifying = 0, min(2 * self._wait, _MAX_WAIT), _Line()
+                self._num_plain, self._wait = 0, min(2 * self._wait, _MAX_WAIT)
+                self._num_verifying, self._verifying = 0, _Line()
 
     def estimate_plain(self, num_tokens: int) -> float:
         """Return the seconds of a step of as many rows, in units of its own before any was recorded."""

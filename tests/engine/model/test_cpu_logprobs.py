@@ -50,10 +50,11 @@ def test_rows_without_a_distribution_have_no_normalizer(value: float):
 
 
 @pytest.mark.parametrize(("vocab_size", "k"), [(5003, 20), (5003, 1), (300, 20), (70, 64), (20, 20), (151_936, 5)])
-@pytest.mark.parametrize("rows", [None, [1, 2, 4]])
+@pytest.mark.parametrize("rows", [None, [1, 2, 3, 4]])
 def test_the_most_likely_tokens_are_those_of_mlx(vocab_size: int, k: int, rows: list[int] | None):
     logits = mx.random.normal((5, vocab_size)) * 4
     logits[2] = mx.round(logits[2])  # ties
+    logits[3, 5:] = mx.minimum(logits[3, 5:], 0)  # half of the row is equal
     logits[4, 10:] = -mx.inf
     normalizers, _ = cpu_logprobs.normalize(logits, mx.zeros((5,), dtype=mx.int32))
 

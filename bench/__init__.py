@@ -31,8 +31,8 @@ import os
 
 import torch  # noqa: F401  before a BLAS is loaded: it would take functions from there, ten times slower on two threads
 
-from scorepool.engine.model import blas
+from scorepool.engine.model import products
 
-blas.load()  # before anything imports mlx, so that peers that use mlx have the same BLAS
+products.prepare()  # before anything imports mlx, so that peers that use mlx have the same BLAS
 os.environ.setdefault("TQDM_DISABLE", "1")  # peers' progress bars would mix with the figures
 os.environ.setdefault("SCOREPOOL_RESULT_CACHE_BYTES", "0")  # jobs that are alike are computed

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from scorepool.engine import Engine, EngineSettings, LoadError, Sequence
-from scorepool.engine.model import blas
+from scorepool.engine.model import products
 from tests.engine.oracle import Oracle
 from tests.tiny_models import VOCAB_SIZE, TinyModels
 from tests.tiny_tokenizer import BOS
@@ -111,7 +111,7 @@ def main() -> None:
     rows = draw_rows()
     with tempfile.TemporaryDirectory() as folder:
         models = TinyModels(Path(folder))
-        print(f"float32, {blas.load()}; nats, the largest error of {len(rows)} rows\n")
+        print(f"float32, {products.prepare()}; nats, the largest error of {len(rows)} rows\n")
         print("| model | mode | from transformers | alone or together | mode | from transformers | alone or together |")
         print("|---|---|---|---|---|---|---|")
         for name in names:

@@ -30,7 +30,7 @@ from scorepool.local.stack import Stack
 
 _START_S = 120.0
 _START_INTERVAL_S = 0.002  # between two streams' starts: mlx_lm.server accepts 5 connections at once, resets others
-_SERVER = "from scorepool.engine.model import blas; blas.load(); from mlx_lm.server import main; main()"
+_SERVER = "from scorepool.engine.model import products; products.prepare(); from mlx_lm.server import main; main()"
 
 
 @dataclass(frozen=True, slots=True)

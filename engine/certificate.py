@@ -38,7 +38,7 @@ class Identity:
     fingerprint: str
     dtype: str
     mode: str
-    backend: str  # the kind: "metal", "cpu" or "cuda"
+    backend: str  # the kind: "metal", "cpu", "cuda"
     versions: Mapping[str, str]  # of scorepool, mlx and mlx-lm
 
     def difference(self, other: "Identity") -> tuple[int, str] | None:
@@ -134,8 +134,9 @@ class Certificate:
 
 
 def backend_kind(backend: str) -> str:
-    """Return the first word of a backend: "metal", "cpu" or "cuda"."""
-    return backend.partition(" ")[0]
+    """Return the first word of a backend: "metal", "cpu" or "cuda". Where products round to TF32, it says so."""
+    kind = backend.partition(" ")[0]
+    return f"{kind}-tf32" if ", tf32" in backend else kind
 
 
 def file_name(served: Identity) -> str:

@@ -1,5 +1,5 @@
 """Which settings of a checkpoint does the engine follow? Changes them one at a time, and compares with transformers."""
 
-from scorepool.engine.model import blas
+from scorepool.engine.model import products
 
-blas.load()  # before anything imports mlx
+products.prepare()  # before anything imports mlx

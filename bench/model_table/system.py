@@ -6,10 +6,10 @@ On a CPU all compute in float32, and those of MLX with the same BLAS. mlx_lm run
 use; mlx_lm.server is asked over HTTP. llama.cpp has its own file of the same weights, Q4_0 for 4 bits, and threads.
 """
 
-# ruff: noqa: E402 - the BLAS must be loaded before mlx
-from scorepool.engine.model import blas
+# ruff: noqa: E402 - MLX must be prepared before it is imported
+from scorepool.engine.model import products
 
-blas.load()
+products.prepare()
 
 import json
 import sys

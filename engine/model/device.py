@@ -3,10 +3,10 @@
 For a process of its own, because a wrong installation of MLX may crash natively.
 """
 
-# ruff: noqa: E402 - the BLAS must be loaded before mlx
-from scorepool.engine.model import blas
+# ruff: noqa: E402 - MLX must be prepared before it is imported
+from scorepool.engine.model import products
 
-_BLAS = blas.load()
+_BLAS = products.prepare()
 
 import json
 from importlib.metadata import distributions
@@ -34,6 +34,15 @@ def gpu_kind() -> str | None:
     if mx.metal.is_available():
         return "metal"
     return "cuda" if mx.cuda.is_available() else None
+
+
+def rounds_to_tf32() -> bool:
+    """Return whether the device rounds the factors of float32 products to TF32's 10 bits of mantissa. Measured.
+
+    MLX does on GPUs whose environment has MLX_ENABLE_TF32=1, or where it multiplied before `products.prepare`.
+    """
+    factors = mx.full((64, 64), 1 + 2**-12)  # with 10 bits: 1
+    return (factors @ factors)[0, 0].item() == 64
 
 
 if __name__ == "__main__":

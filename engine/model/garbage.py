@@ -5,8 +5,9 @@ import gc
 
 def collect() -> None:
     """Collect all that is no longer used. What `gc.freeze` has set aside is looked at too, and set aside again."""
-    was_frozen = gc.get_freeze_count() > 0
+    num_frozen = gc.get_freeze_count()
     gc.unfreeze()
     gc.collect()
-    if was_frozen:
+    num_immortal = gc.get_freeze_count()  # from Python 3.12 on a collection sets objects aside that are never freed
+    if num_frozen > num_immortal:
         gc.freeze()

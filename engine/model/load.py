@@ -1,12 +1,12 @@
 """Open a model: load the checkpoint, check or patch it, test it, and describe it. Import on the MLX thread.
 
-The BLAS is loaded first, before anything imports mlx.
+How MLX multiplies is prepared first, before anything imports it.
 """
 
-# ruff: noqa: E402 - the BLAS must be loaded before mlx
-from scorepool.engine.model import blas
+# ruff: noqa: E402 - MLX must be prepared before it is imported
+from scorepool.engine.model import products
 
-_BLAS = blas.load()
+_BLAS = products.prepare()
 
 import json
 import logging
@@ -44,7 +44,7 @@ from scorepool.engine.model.batch_invariant import TILE, BatchInvariant
 from scorepool.engine.model.classifier_runner import ClassifierRunner
 from scorepool.engine.model.config import Config, load_raw_config
 from scorepool.engine.model.contradictions import refuse_contradictions, refuse_small_vocabulary
-from scorepool.engine.model.device import gpu_kind
+from scorepool.engine.model.device import gpu_kind, rounds_to_tf32
 from scorepool.engine.model.draft import DraftModel
 from scorepool.engine.model.images import TextModel, open_images
 from scorepool.engine.model.mtp import PredictionHead
@@ -323,7 +323,8 @@ def _backend(num_ranks: int = 1) -> str:
         numpy = f", numpy {installed_version('numpy')}" if cpu_kernels.are_used() else ""
         kind, details = "cpu", f"{device['architecture']}, {_BLAS}{numpy}"
     else:
-        kind, details = gpu_kind() or "gpu", str(device["device_name"])
+        tf32 = ", tf32" if rounds_to_tf32() else ""
+        kind, details = gpu_kind() or "gpu", f"{device['device_name']}{tf32}"
     return f"{kind} ({details}, {num_ranks} ranks)" if num_ranks > 1 else f"{kind} ({details})"
 
 

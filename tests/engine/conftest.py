@@ -29,12 +29,15 @@ def folder_of(tiny_models: TinyModels, root: Path) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def engine_of(folder_of: Callable[[str], Path]) -> Iterator[Callable[..., Engine]]:
-    """Return a cached engine for a model and settings, as in `engine_of("llama", max_batch_tokens=64)`."""
+    """Return a cached engine for a model and settings, as in `engine_of("llama", max_batch_tokens=64)`.
+
+    It computes in float32 unless the settings say otherwise, on GPUs too.
+    """
     engines: list[Engine] = []
 
     @cache
     def open_engine(name: str, **settings: int | str) -> Engine:
-        engines.append(Engine(EngineSettings(model=str(folder_of(name)), **settings)))
+        engines.append(Engine(EngineSettings(model=str(folder_of(name)), **{"dtype": "float32", **settings})))
         return engines[-1]
 
     yield open_engine

@@ -18,15 +18,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scorepool.engine import Engine, Sampling, Sequence
-from scorepool.engine.model import blas
+from scorepool.engine.model import products
 from tests.tiny_models import VOCAB_SIZE
 from tests.tiny_tokenizer import BOS
 
 pytestmark = pytest.mark.timeout(300)  # hundreds of examples per test
 EXAMPLES = int(os.environ.get("INVARIANCE_EXAMPLES", "200"))
-TOLERANCE = 5e-5 if blas._NAMES else 0.0
+TOLERANCE = 5e-5 if products._NAMES else 0.0
 # Attention and experts; a state; a sliding window, whose buffers differ in size and therefore in the order of sums.
-MODELS = ["llama", "qwen3_moe"] + (["granitehybrid", "gemma3"] if blas._NAMES else [])
+MODELS = ["llama", "qwen3_moe"] + (["granitehybrid", "gemma3"] if products._NAMES else [])
 EXACT = ["llama", "qwen3_moe", "granitehybrid", "gemma3", "gpt_oss"]
 BUDGETS = [(25, 2), (64, 32), (1000, 4), (8192, 32)]  # max_batch_tokens, max_running_rows
 _draw = Random(2)
@@ -183,7 +183,7 @@ def test_the_wheels_blas_is_the_same_to_the_bit(root: Path):
     """Run in a new process in which no other BLAS is loaded."""
     test = "tests/engine/test_invariance.py::test_a_sequence_is_the_same_alone_and_in_any_batch"
     code = (
-        "from scorepool.engine.model import blas; blas._NAMES = (); import pytest;"
+        "from scorepool.engine.model import products; products._NAMES = (); import pytest;"
         f"raise SystemExit(pytest.main([{test!r}, '-q']))"
     )
 

@@ -9,6 +9,6 @@ The one place that needs torch. Models are loaded one after the other: the engin
 transformers' in 16 bits.
 """
 
-from scorepool.engine.model import blas
+from scorepool.engine.model import products
 
-blas.load()  # before a module imports mlx
+products.prepare()  # before a module imports mlx

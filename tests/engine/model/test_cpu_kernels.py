@@ -15,6 +15,8 @@ from scorepool.engine.model import cpu_kernels, kv_cache
 from scorepool.engine.model.rope import ConfiguredRoPE
 from scorepool.engine.model.rope_frequencies import RopeFrequencies
 
+pytestmark = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="only the CPU's layers are replaced")
+
 TOLERANCE = 1e-6
 LEFT_PADDING = mx.array([0, 3, 40])
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}

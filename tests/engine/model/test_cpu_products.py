@@ -9,6 +9,8 @@ from mlx import nn
 
 from scorepool.engine.model import cpu_kernels, cpu_products
 
+pytestmark = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="only the CPU's layers are replaced")
+
 NUM_INPUTS, NUM_OUTPUTS = 1024, 1100  # a little more than MIN_WEIGHTS
 TOLERANCE = 3e-6  # of the largest value: sums of 1,024 products in float32
 

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from safetensors.torch import load_file, save_file
 
 from scorepool.engine import Engine, EngineSettings, LoadError
-from scorepool.engine.model import blas, checkpoint
+from scorepool.engine.model import checkpoint, products
 from scorepool.engine.model.checkpoint import fingerprint
 from tests.tiny_models import CONTEXT_LENGTH, VOCAB_SIZE, TinyModels
 
@@ -41,17 +42,18 @@ def test_model_info_describes_the_served_model(engine_of: Callable[..., Engine])
     assert (model_info.dtype, model_info.quantization, model_info.adapter) == ("float32", None, None)
     assert set(model_info.versions) == {"mlx", "mlx-lm"}
     assert re.fullmatch(
-        r"cpu \(\w+, (openblas \w+, \d+ threads|reference blas|accelerate)(, numpy [\d.]+)?\)|metal \(.+\)",
+        r"cpu \(\w+, (openblas \w+, \d+ threads|reference blas|accelerate)(, numpy [\d.]+)?\)|(metal|cuda) \([^()]+\)",
         model_info.backend,
     )
 
 
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only there a BLAS is chosen")
 WITHOUT_TORCH = "from scorepool.engine.trial import prevent_torch_import\nprevent_torch_import()\n"  # as a worker does
 
 
 def test_the_backend_names_what_the_rounding_of_openblas_depends_on(root: Path):
-    if not blas._NAMES or "openblas" not in blas.load():
-        pytest.skip("OpenBLAS is not installed")
+    if mx.default_device() != mx.cpu or "openblas" not in products.prepare():
+        pytest.skip("MLX does not compute on a CPU with OpenBLAS")
     code = f"{WITHOUT_TORCH}from scorepool.engine.model import load; print(load._backend())"
     for num_threads in (1, 2):
         environ = os.environ | {"OPENBLAS_NUM_THREADS": str(num_threads)}
@@ -59,16 +61,39 @@ def test_the_backend_names_what_the_rounding_of_openblas_depends_on(root: Path):
         assert re.fullmatch(rf"cpu \(\w+, openblas \w+, {num_threads} threads(, numpy [\d.]+)?\)\n", done.stdout)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only there a BLAS is chosen")
-@pytest.mark.parametrize(("chosen", "expected"), [({}, "14"), ({"OPENBLAS_THREAD_TIMEOUT": "20"}, "20")])
-def test_idle_threads_of_openblas_sleep_soon_unless_the_environment_says_otherwise(
-    root: Path, chosen: dict[str, str], expected: str
+@pytest.mark.parametrize(
+    ("name", "expected", "other"),
+    [
+        pytest.param("OPENBLAS_THREAD_TIMEOUT", "14", "20", marks=LINUX, id="idle threads of OpenBLAS sleep soon"),
+        pytest.param("MLX_ENABLE_TF32", "0", "1", id="products of float32 are not rounded to TF32"),
+    ],
+)
+def test_how_mlx_multiplies_is_chosen_unless_the_environment_says_otherwise(
+    root: Path, name: str, expected: str, other: str
 ):
-    name = "OPENBLAS_THREAD_TIMEOUT"
-    code = f"import os; from scorepool.engine.model import blas; blas.load(); print(os.environ['{name}'])"
-    environ = {known: value for known, value in os.environ.items() if known != name} | chosen
+    code = f"import os; from scorepool.engine.model import products; products.prepare(); print(os.environ['{name}'])"
+    environ = {known: value for known, value in os.environ.items() if known != name}
+    for chosen, used in (({}, expected), ({name: other}, other)):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=root, env=environ | chosen, capture_output=True, text=True
+        )
+        assert done.stdout == f"{used}\n", done.stderr
+
+
+@pytest.mark.parametrize("enabled", ["0", "1"])
+def test_a_backend_that_rounds_products_to_tf32_says_so(root: Path, enabled: str):
+    """Only GPUs with matrix units round: those of NVIDIA from Ampere on, and Apple's from the M5 on."""
+    code = (
+        "from scorepool.engine.model import load, device; import mlx.core as mx, numpy as np;"
+        "random = np.random.default_rng(0).standard_normal((64, 64));"
+        "factor = random.astype(np.float32); found = np.array(mx.array(factor) @ mx.array(factor));"
+        "print(np.abs(found - factor.astype(np.float64) @ factor).max() > 1e-4, ', tf32' in load._backend())"
+    )
+    environ = os.environ | {"MLX_ENABLE_TF32": enabled}
     done = subprocess.run([sys.executable, "-c", code], cwd=root, env=environ, capture_output=True, text=True)
-    assert done.stdout == f"{expected}\n", done.stderr
+    is_rounded, is_named = done.stdout.split()
+    assert is_named == is_rounded
+    assert is_rounded == "False" or enabled == "1"
 
 
 def test_a_missing_folder_is_named(tmp_path: Path):

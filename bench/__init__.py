@@ -29,8 +29,6 @@ its own it did not start before torchvision was removed, and then not within 400
 
 import os
 
-import torch  # noqa: F401  before a BLAS is loaded: it would take functions from there, ten times slower on two threads
-
 from scorepool.engine.model import products
 
 products.prepare()  # before anything imports mlx, so that peers that use mlx have the same BLAS

@@ -25,6 +25,7 @@ import psutil
 
 from bench import models
 from bench.compare import make_parser, median_ratio, parse_arguments, print_header
+from scorepool.engine.model.device import gpu_kind
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
 
@@ -77,7 +78,7 @@ def main() -> None:
         serve_mlx_lm(model.folder, Path(state)) as peer,
     ):
         for count in arguments.clients:
-            print_header(f"{count} streams of at most {arguments.tokens} tokens", arguments.model, "cpu")
+            print_header(f"{count} streams of at most {arguments.tokens} tokens", arguments.model, gpu_kind() or "cpu")
             pairs: list[tuple[Run, Run]] = []
             for number in range(arguments.runs + 1):
                 prompts = [f"Item number {Random(100 * number + i).randrange(10**6)} of the" for i in range(count)]

@@ -18,6 +18,9 @@ from transformers import AutoModelForCausalLM
 
 from bench.compare import Item, Scores
 from scorepool.engine import Engine, EngineSettings, Sequence
+from scorepool.engine.model.device import gpu_kind
+
+_TORCH_DEVICES = {None: "cpu", "metal": "mps", "cuda": "cuda"}  # what torch calls the device that MLX computes on
 
 
 def open_engine(folder: Path, **settings: Any) -> Engine:
@@ -72,13 +75,14 @@ class Transformers:
 
     @classmethod
     def load(cls, folder: Path, rows_at_once: int) -> "Transformers":
-        return cls(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), rows_at_once)  # in eval mode
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)  # in eval mode
+        return cls(model.to(_TORCH_DEVICES[gpu_kind()]), rows_at_once)
 
     def __call__(self, items: list[Item]) -> Scores:
         scores: Scores = []
         for start in range(0, len(items), self.rows_at_once):
             batch = items[start : start + self.rows_at_once]
-            token_ids = torch.tensor(_padded(batch))
+            token_ids = torch.tensor(_padded(batch), device=self.model.device)
             first = min(len(item.prompt) for item in batch) - 1  # predicts the first completion token of any row
             keep = token_ids.shape[1] - 1 - first
             with torch.no_grad():

@@ -298,6 +298,7 @@ def test_an_extra_brings_one_backend_of_mlx_and_what_a_worker_needs(root: Path, 
             pending += [Requirement(line) for name in requirement.extras for line in extras[name]]
         elif requirement.marker is None or requirement.marker.evaluate({"sys_platform": "linux"}):
             found.setdefault(requirement.name, set()).update(requirement.extras)
-    backend = {"worker": "cpu", "cuda": "cuda12"}.get(extra, extra)
+    backend = {"worker": "cpu", "cuda": "cuda13"}.get(extra, extra)
     assert found.pop("mlx") == {backend}
-    assert set(found) == {"jinja2", "llguidance", "mlx-lm", "numpy", "redis", "rq"}
+    headers = {"nvidia-cuda-crt"} if backend == "cuda13" else set()
+    assert set(found) == {"jinja2", "llguidance", "mlx-lm", "numpy", "redis", "rq", "transformers"} | headers

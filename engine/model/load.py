@@ -26,6 +26,7 @@ from scorepool.engine.model import (
     classifier,
     cpu_kernels,
     cpu_products,
+    cuda_rotary,
     memory_budget,
     mtp_weights,
     prefix_file,
@@ -264,6 +265,7 @@ def load_checked(
         limits = rope.check_or_patch(model, config), windows.check_or_patch(model, config)
         activations.patch(model, config)
         cpu_kernels.install(model, checkpoint.configured_context_length(config))
+        cuda_rotary.install(model)
         cpu_products.install(model)
     return model, config, min((limit for limit in limits if limit is not None), default=None)
 

@@ -4,7 +4,9 @@ BLAS: MLX's wheel for Linux bundles the reference BLAS, 1.5 GFLOP/s against 50 t
 global scope first, so a library that is loaded there before mlx replaces the bundled one. Only the distributions'
 unprefixed builds work (Debian: libopenblas0-pthread). Without one, everything works but is slow. Between two products
 its threads sleep: waiting in a loop, as they do by default, they take a quarter of the CPU time of a small model from
-the other threads and processes, and save nothing.
+the other threads and processes, and save nothing. torch, which transformers imports where it is installed, is imported
+before it: torch takes what it finds in the global scope too, is ten times slower with it on two threads, and with
+OpenBLAS 0.3.29 ends the process by a segmentation fault.
 
 GPUs: with the matrix units of NVIDIA's GPUs and of Apple's from the M5 on, MLX rounds the factors of float32 products
 to TF32, 10 bits of mantissa, unless it is told not to. On an H200 a product then has an error of 3e-4 of its size in
@@ -15,6 +17,8 @@ import ctypes
 import logging
 import os
 import sys
+from contextlib import suppress
+from importlib import import_module
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +41,8 @@ def prepare() -> str:
         return "accelerate"
     if _loaded == _REFERENCE and "mlx.core" not in sys.modules:
         os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", _THREAD_TIMEOUT)
+        with suppress(ImportError):  # not installed, or prevented: see engine/trial.py
+            import_module("torch")
         _loaded = next(filter(None, map(_try_load, _NAMES)), _REFERENCE)
     if _loaded == _REFERENCE:
         log.warning(

@@ -80,6 +80,19 @@ def test_how_mlx_multiplies_is_chosen_unless_the_environment_says_otherwise(
         assert done.stdout == f"{used}\n", done.stderr
 
 
+@LINUX
+@pytest.mark.parametrize("is_prevented", [False, True])
+def test_torch_is_imported_before_openblas_whose_functions_it_would_take(root: Path, is_prevented: bool):
+    code = (
+        f"{WITHOUT_TORCH if is_prevented else ''}from scorepool.engine.model import products; import ctypes, sys;"
+        "load = ctypes.CDLL; seen = [];"
+        "ctypes.CDLL = lambda *a, **k: (seen.append(bool(sys.modules.get('torch'))), load(*a, **k))[1];"
+        "products.prepare(); print(seen[-1])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.stdout == f"{not is_prevented}\n", done.stderr
+
+
 @pytest.mark.parametrize("enabled", ["0", "1"])
 def test_a_backend_that_rounds_products_to_tf32_says_so(root: Path, enabled: str):
     """Only GPUs with matrix units round: those of NVIDIA from Ampere on, and Apple's from the M5 on."""

@@ -75,7 +75,7 @@ class Transformers:
 
     @classmethod
     def load(cls, folder: Path, rows_at_once: int) -> "Transformers":
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)  # in eval mode
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)  # in eval mode
         return cls(model.to(_TORCH_DEVICES[gpu_kind()]), rows_at_once)
 
     def __call__(self, items: list[Item]) -> Scores:

@@ -1,8 +1,9 @@
-"""Rotate one token each of many rows on CUDA, where MLX 0.32 cannot launch its rotary kernel for them.
+"""Rotate few tokens each of many rows on CUDA, where MLX 0.32 cannot launch its rotary kernel for them.
 
-With at most 16 rotary dimensions, as in Pythia, a block of that kernel gets 128 rows deep, and CUDA allows 64: the
-forward pass fails with "cudaGraphAddKernelNode failed: invalid argument", and the engine with it. Beside a second token
-of each row the blocks have another shape; what that token rotates to is dropped.
+With at most 16 rotary dimensions, as in Pythia, a block of that kernel gets more than 64 rows deep, which CUDA refuses:
+the forward pass fails with "cudaGraphAddKernelNode failed: invalid argument", and the engine with it. A block has 1,024
+threads, for pairs of dimensions, then tokens, then rows: with so much padding beside the tokens that 16 threads are for
+pairs and tokens, 64 are left for rows.
 """
 
 from typing import Any
@@ -12,30 +13,35 @@ from mlx.nn.layers.positional_encoding import RoPE
 
 from scorepool.engine.model.device import gpu_kind
 
-_MAX_DIMS = 16
+_NUM_PAIRS = 16  # of pairs of dimensions and tokens: with as many, a block is not too deep
 
 
 def install(model: Any) -> None:
-    """Give the rotary modules of few dimensions a second token where they have one. Does nothing but on CUDA."""
+    """Pad what the rotary modules of few dimensions rotate. Does nothing but on CUDA."""
     if gpu_kind() != "cuda":
         return
     for module in model.modules():
-        if (isinstance(module, RoPE) or hasattr(module, "_freqs")) and _num_dims(module) <= _MAX_DIMS:
-            module.__class__ = in_pairs(type(module))
+        if isinstance(module, RoPE) or hasattr(module, "_freqs"):
+            num_pairs = _num_pairs(module)
+            if num_pairs < _NUM_PAIRS:
+                module.__class__ = padding(type(module), num_pairs)
 
 
-def in_pairs(kind: Any) -> Any:
-    """Return a subclass of a rotary module's class that rotates two tokens of each row where it is given one."""
+def padding(kind: Any, num_pairs: int) -> Any:
+    """Return a subclass of a rotary module's class that pads rows of few tokens while it rotates them."""
+    min_length = _NUM_PAIRS >> (num_pairs.bit_length() - 1)  # threads are counted in powers of two
 
-    class PairedRoPE(kind):  # type: ignore[misc]
+    class PaddingRoPE(kind):  # type: ignore[misc]
         def __call__(self, x: mx.array, offset: Any = 0) -> Any:
-            if x.ndim != 4 or x.shape[0] == 1 or x.shape[2] > 1:
+            length = x.shape[-2]
+            if length >= min_length or x.shape[0] == 1:
                 return kind.__call__(self, x, offset)
-            return kind.__call__(self, mx.repeat(x, 2, axis=2), offset)[:, :, :1]
+            padded = mx.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, min_length - length), (0, 0)])
+            return kind.__call__(self, padded, offset)[..., :length, :]
 
-    return PairedRoPE
+    return PaddingRoPE
 
 
-def _num_dims(module: Any) -> int:
+def _num_pairs(module: Any) -> int:
     freqs = getattr(module, "_freqs", None)
-    return int(module.dims) if freqs is None else 2 * int(freqs.size)
+    return int(module.dims) // 2 if freqs is None else int(freqs.size)

@@ -1,4 +1,4 @@
-"""Many rows of one token each are rotated, however few their dimensions: compared with the formula in float64."""
+"""Many rows of few tokens each are rotated, however few their dimensions: compared with the formula in float64."""
 
 import mlx.core as mx
 import numpy as np
@@ -17,21 +17,23 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 300])
-@pytest.mark.parametrize("dims", [8, 16, 32])
-@pytest.mark.parametrize("is_paired", [False, True])
-def test_rows_of_one_token_are_rotated_by_their_positions(num_rows: int, dims: int, is_paired: bool):
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("dims", [4, 6, 16, 30, 32])
+@pytest.mark.parametrize("is_padding", [False, True])
+def test_rows_of_few_tokens_are_rotated_by_their_positions(num_rows: int, length: int, dims: int, is_padding: bool):
     model = Model(dims)
     cuda_rotary.install(model)
-    if is_paired:  # as on CUDA
-        model.rope.__class__ = cuda_rotary.in_pairs(RoPE)
+    if is_padding:  # as on CUDA
+        model.rope.__class__ = cuda_rotary.padding(RoPE, dims // 2)
     draw = np.random.default_rng(0)
-    x = draw.standard_normal((num_rows, 8, 1, dims)).astype(np.float32)
+    x = draw.standard_normal((num_rows, 8, length, dims)).astype(np.float32)
     positions = draw.integers(0, 1000, num_rows)
 
     rotated = np.array(model.rope(mx.array(x), offset=mx.array(positions.astype(np.int32))))
 
     half = dims // 2
-    angles = (positions[:, None] * 10_000.0 ** (-np.arange(half) / half))[:, None, None]
+    positions = positions[:, None, None, None] + np.arange(length)[:, None]
+    angles = positions * 10_000.0 ** (-np.arange(half) / half)
     first, second = x[..., :half].astype(np.float64), x[..., half:]
     cos, sin = np.cos(angles), np.sin(angles)
     expected = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -40,7 +42,7 @@ def test_rows_of_one_token_are_rotated_by_their_positions(num_rows: int, dims: i
 
 
 def test_only_modules_of_few_dimensions_are_changed_and_only_on_cuda():
-    narrow, wide = Model(16), Model(32)
+    narrow, wide = Model(30), Model(32)
     for model in (narrow, wide):
         cuda_rotary.install(model)
     assert type(wide.rope) is RoPE

@@ -5,10 +5,7 @@ For a process of its own, because a wrong installation of MLX may crash natively
 
 # ruff: noqa: E402 - MLX must be prepared before it is imported
 from scorepool.engine.model import products
-from scorepool.engine.trial import prevent_torch_import
 
-if __name__ == "__main__":
-    prevent_torch_import()  # which takes two seconds
 _BLAS = products.prepare()
 
 import json

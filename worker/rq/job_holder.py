@@ -23,7 +23,7 @@ from rq.worker.base import DequeueStrategy
 from scorepool.store.outage import Outage
 from scorepool.store.result_store import ResultStore, inline_result_bytes, open_result_store
 from scorepool.store.traces import Tracer
-from scorepool.worker.claims.claim_plan import ClaimPlan
+from scorepool.worker.claims.claim_plan import LOOK_S, ClaimPlan
 from scorepool.worker.claims.dead_workers import leases_of_dead
 from scorepool.worker.claims.heartbeat_clock import HeartbeatClock
 from scorepool.worker.claims.leases import Claim, Claimed, ClaimedJob, Leases
@@ -72,6 +72,7 @@ class JobHolder(WorkerProcess):
         self._is_going_to_sleep = False  # the Mac: it claims nothing until it is awake again
         self._reclaim_at = 0.0  # clock_s()
         self._is_starting = True  # no claim was sent
+        self._look_at = 0.0  # clock_s(): whether claimed jobs have begun
         self._has_reclaimed = False  # jobs of silent workers have been reclaimed once
         self._try_again_at = 0.0  # clock_s(): Redis was away, so no exchange before
         self._backoff_s = 0.1
@@ -125,6 +126,13 @@ class JobHolder(WorkerProcess):
             self.in_flight.__contains__,
             self.log,
         )
+
+    def _make_parts(self) -> None:
+        """Make the parts above before a thread asks for one: from Python 3.12 on two threads may each make their own.
+
+        Raises SettingsError if the store of large results cannot be used.
+        """
+        _ = self.link, self.recording_link, self.exchanger, self.result_writer
 
     # A subclass may override these.
 
@@ -191,7 +199,7 @@ class JobHolder(WorkerProcess):
 
     def _next_group(self, max_jobs: float, ending: Sequence[InFlightJob]) -> QueueGroup | None:
         """Return the group of queues from which to claim, also if only because something is sent anyway."""
-        begun = [inflight for inflight in self.in_flight.values() if inflight.begins()]
+        begun = self._find_begun()
         for group in self.queue_groups:
             group.plan.see(
                 group.of(self.in_flight.values()),
@@ -204,6 +212,13 @@ class JobHolder(WorkerProcess):
             group.num_wanted = max(0, int(min(self.num_wanted(group), self._num_free(max_jobs, ending, group))))
         due = self.queue_groups.take_turn(lambda group: group.plan.is_due(group.num_wanted))
         return self.queue_groups.take_turn(lambda _: True) if due is None and ending else due
+
+    def _find_begun(self) -> list[InFlightJob]:
+        """Return the jobs that have begun since the last look, which goes through all rows of those that wait."""
+        if clock_s() < self._look_at:
+            return []
+        self._look_at = clock_s() + LOOK_S
+        return [inflight for inflight in self.in_flight.values() if inflight.begins()]
 
     def _num_free(self, max_jobs: float, ending: Sequence[InFlightJob], group: QueueGroup) -> float:
         """Return how many more jobs the worker may have, and of these queues no more than their share of all."""

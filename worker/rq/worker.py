@@ -113,7 +113,7 @@ class Worker(JobHolder):
             logging_level = logging_level or self.settings.log_level  # RQ's own options take precedence
             logs.configure(self.process, self.settings.log_format, logging_level.upper(), **self.log_fields())
             self.log.info("scorepool %s starts", VERSION)  # RQ logs its own version, and the process's id
-            _ = self.result_writer  # which ends the process if its store cannot be used
+            self._make_parts()
             watchdog = Watchdog(self.settings.stall_timeout_s, self.watched_operations, self._report_death, self.log)
             heartbeat = PeriodicTask(self._send_heartbeat, every_s=self.settings.lease_s / BEATS_PER_LEASE)
             sweep = Sweep(self.connection, self.queue_names(), self.settings.lease_s * 3)

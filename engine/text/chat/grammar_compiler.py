@@ -4,7 +4,7 @@ import json
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
-from functools import cached_property, partial
+from functools import partial
 from itertools import count
 
 from scorepool.engine.errors import InvalidRequest
@@ -92,15 +92,11 @@ class GrammarCompiler:
     """Make the constraints of one model's sequences. Any thread may use it."""
 
     def __init__(self, tokenizer: Tokenizer, chat_format: ChatFormat) -> None:
+        """Start nothing yet. The grammars end with the compiler and its constraints."""
         self._tokenizer = tokenizer
         self._chat_format = chat_format
-
-    @cached_property
-    def grammars(self) -> Grammars:
-        """The grammars of the model. Ended with the compiler and its constraints."""
-        grammars = Grammars(partial(_write_tokenizer, self._tokenizer, self._chat_format))
-        weakref.finalize(self, grammars.close)  # which must not know the compiler
-        return grammars
+        self.grammars = Grammars(partial(_write_tokenizer, tokenizer, chat_format))
+        weakref.finalize(self, self.grammars.close)  # which must not know the compiler
 
     def unsupported_reason(self, has_functions: bool) -> str | None:
         """Return why answers to chats, or the calls in them, cannot be constrained. None if they can."""

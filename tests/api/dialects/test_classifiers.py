@@ -109,7 +109,9 @@ def test_a_row_that_fails_is_an_error_that_names_it(client: Client, served: Serv
         client.classify("odd", [good, good, bad, good])
 
     assert (failed.value.failure.code, failed.value.failure.field) == ("numeric", "items[2]")
-    assert list(client.classify("odd", [good]).classifications[0].logits) == pytest.approx(served.logits("odd", good))
+    assert list(client.classify("odd", [good]).classifications[0].logits) == pytest.approx(
+        served.logits("odd", good), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize(

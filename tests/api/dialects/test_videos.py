@@ -20,7 +20,13 @@ from tests.tiny_vision import build_qwen2_5_vl
 from tests.videos import video_bytes
 
 FRAMES = [image_bytes(32, 24, shade=shade, kind="JPEG") for shade in (0, 40, 90)]
-URL = "data:video/jpeg;base64," + ",".join(base64.b64encode(frame).decode() for frame in FRAMES)
+
+
+def url_of(*frames: bytes) -> str:
+    return "data:video/jpeg;base64," + ",".join(base64.b64encode(frame).decode() for frame in frames)
+
+
+URL = url_of(*FRAMES)
 NUM_TOKENS = 2 * 3 * 4  # two patches of two frames, with a feature for 8 x 8 pixels
 
 
@@ -43,7 +49,7 @@ def test_openais_sdk_shows_a_video_and_learns_how_many_frames_were_shown(watchin
         answer = ask(sdk, {"type": "video_url", "video_url": {"url": URL}}, logprobs=True)
         slower = ask(sdk, {"type": "video_url", "video_url": {"url": URL, "fps": 0.1}}, logprobs=True)
         with pytest.raises(openai.BadRequestError, match="cannot be decoded"):
-            ask(sdk, {"type": "video_url", "video_url": {"url": URL[:-40] + "="}})
+            ask(sdk, {"type": "video_url", "video_url": {"url": url_of(*FRAMES[:2], FRAMES[2][:-30])}})
     assert answer.usage.prompt_tokens == without.usage.prompt_tokens + NUM_TOKENS + 2
     assert answer.usage.prompt_tokens_details.video_frames == 3
     assert without.usage.prompt_tokens_details is None

@@ -125,6 +125,26 @@ print(worker.work(burst=True), worker.work(burst=True))
     assert done.stdout.endswith("True False\n"), done.stderr
 
 
+def test_no_part_of_a_worker_is_made_when_two_threads_may_ask_for_it(redis: Redis, redis_url: str, root: Path):
+    script = """
+from functools import cached_property
+from tests.worker.fake import FakeWorker
+from scorepool.worker import Redis
+
+class LookingWorker(FakeWorker):
+    def bootstrap(self, *args, **kwargs):  # starts the first threads
+        members = [member for kind in type(self).__mro__ for member in vars(kind).items()]
+        parts = [name for name, value in members if type(value) is cached_property]
+        print(len(parts) > 8, [name for name in parts if name not in vars(self)])
+        super().bootstrap(*args, **kwargs)
+
+LookingWorker(["demo"], connection=Redis.from_url("REDIS_URL")).work(burst=True)
+"""
+    command = [sys.executable, "-c", script.replace("REDIS_URL", redis_url)]
+    result = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
+    assert result.stdout == "True []\n", result.stderr
+
+
 def test_max_idle_time_ends_an_idle_worker(redis: Redis, workers: Workers):
     job_id = submit(redis, generate())
 

@@ -25,6 +25,11 @@ class Floats(array):  # type: ignore[type-arg]
         return super().__new__(cls, "f", filled)  # type: ignore[return-value]
 
     @classmethod
+    def of_finite(cls, values: Iterable[float]) -> Self:
+        """Return a column of numbers, of which none is missing. A NaN would be one."""
+        return super().__new__(cls, "f", values)  # type: ignore[return-value]
+
+    @classmethod
     def unpack(cls, packed: bytes) -> Self:
         """Read little-endian float32 values; raise ValueError if the length is not a multiple of 4 bytes."""
         column = cls()

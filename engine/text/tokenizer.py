@@ -111,6 +111,11 @@ class Tokenizer:
         """Return the token's bytes: none for an id that pads the embedding and is not in the vocabulary."""
         return self._token_bytes.get(token_id, b"")
 
+    def bytes_of(self, token_ids: Iterable[int]) -> list[bytes]:
+        """Return each token's bytes."""
+        find = self._token_bytes.get
+        return [find(token_id, b"") for token_id in token_ids]
+
     @property
     def token_ids(self) -> Iterable[int]:
         """The ids of the vocabulary, added tokens included."""
@@ -138,7 +143,7 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode the tokens' joined bytes. Bytes that are not UTF-8 become U+FFFD."""
-        return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+        return b"".join(self.bytes_of(ids)).decode("utf-8", errors="replace")
 
     def _encode_without_prefix(self, text: str) -> list[int]:
         if self._backend is not None:

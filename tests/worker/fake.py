@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import cached_property
 from types import SimpleNamespace
@@ -87,6 +88,9 @@ class FakeTokenizer(Tokenizer):
 
     def digest(self) -> str:
         return "fake"
+
+    def bytes_of(self, token_ids: Iterable[int]) -> list[bytes]:
+        return [*map(self.token_bytes, token_ids)]
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b""

@@ -5,10 +5,11 @@ engine/sampling/logprobs.py, its field in SequenceResult (wire/result.py) or, if
 (wire/columns.py), and its entry in COLUMNS below.
 """
 
-from array import array
 from collections.abc import Callable, Iterable, Sized
+from collections.abc import Sequence as Values
 from dataclasses import dataclass
 from math import inf, isfinite, isnan
+from typing import TypeGuard
 
 from scorepool import wire
 from scorepool.engine import Sampling, Sequence, TokenColumns
@@ -18,7 +19,7 @@ from scorepool.worker.rq.errors import JobError
 MIN_LOGPROB = -9999.0  # replaces -inf: JSON has no infinity
 
 Clamp = Callable[[float | None], float | None]
-TokenBytes = Callable[[int], bytes]
+BytesOf = Callable[[Iterable[int]], list[bytes]]  # of tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Column:
     """One per-token field: when it is reported, and its value for some tokens."""
 
     is_reported: Callable[[Sequence], bool]
-    convert: Callable[[TokenColumns, TokenBytes, Clamp], Sized]
+    convert: Callable[[TokenColumns, BytesOf, Clamp], Sized]
     generated_only: bool = False  # it has no entries for the prompt's tokens
 
 
@@ -45,19 +46,25 @@ def _changes_distribution(sampling: Sampling) -> bool:
     return sampling.temperature != 1 or has_filter or sampling.needs_logits_processing or sampling.min_tokens > 0
 
 
-def clamped(values: Iterable[float | None], clamp: Clamp) -> Floats:
+def clamped(values: Values[float | None], clamp: Clamp) -> Floats:
     """Return values as a column, each as `clamp` leaves it."""
-    if isinstance(values, array) and isfinite(sum(values)):  # then each is, and there is nothing to clamp
-        return Floats.unpack(values.tobytes())
+    if _are_finite(values):  # and there is nothing to clamp
+        return Floats.of_finite(values)
     return Floats(map(clamp, values))
+
+
+def _are_finite(values: Values[float | None]) -> TypeGuard[Values[float]]:
+    """Return whether every value is a finite number. Adds them, which takes a fifth of a look at each."""
+    try:
+        return isfinite(sum(values))  # type: ignore[arg-type]
+    except TypeError:  # one is None
+        return False
 
 
 COLUMNS = {  # by the name of the field
     "logprobs": Column(lambda _: True, lambda columns, _, clamp: clamped(columns.logprobs, clamp)),
     "top_ids": Column(_has_top, lambda columns, *_: [*map(list, columns.top_ids)]),
-    "top_bytes": Column(
-        _has_top, lambda columns, token_bytes, _: [[*map(token_bytes, top_ids)] for top_ids in columns.top_ids]
-    ),
+    "top_bytes": Column(_has_top, lambda columns, bytes_of, _: [*map(bytes_of, columns.top_ids)]),
     "top_logprobs": Column(_has_top, lambda columns, _, clamp: [clamped(top, clamp) for top in columns.top_logprobs]),
     "target_logprobs": Column(
         lambda sequence: sequence.targets is not None,
@@ -93,7 +100,7 @@ def clamp_logprob(value: float | None) -> float | None:
     return MIN_LOGPROB if value == -inf else value
 
 
-def result_columns(sequence: Sequence, num_tokens: int, token_bytes: TokenBytes, clamp: Clamp) -> dict[str, object]:
+def result_columns(sequence: Sequence, num_tokens: int, bytes_of: BytesOf, clamp: Clamp) -> dict[str, object]:
     """Return the per-token fields of wire.SequenceResult for its `num_tokens` reported tokens.
 
     Raises ValueError if the engine's columns do not have one entry per token.
@@ -101,7 +108,7 @@ def result_columns(sequence: Sequence, num_tokens: int, token_bytes: TokenBytes,
     fields: dict[str, object] = {}
     for name, column in COLUMNS.items():
         if column.is_reported(sequence):
-            values = column.convert(sequence.columns, token_bytes, clamp)
+            values = column.convert(sequence.columns, bytes_of, clamp)
             expected = sequence.num_generated if column.generated_only else num_tokens
             if len(values) != expected:
                 raise ValueError(f"{name} has {len(values)} entries for {expected} tokens")
@@ -109,10 +116,10 @@ def result_columns(sequence: Sequence, num_tokens: int, token_bytes: TokenBytes,
     return fields
 
 
-def delta_columns(sequence: Sequence, columns: TokenColumns, token_bytes: TokenBytes) -> dict[str, object]:
+def delta_columns(sequence: Sequence, columns: TokenColumns, bytes_of: BytesOf) -> dict[str, object]:
     """Return the per-token fields of wire.TokenDelta for the tokens of `columns`."""
     return {
-        name: column.convert(columns, token_bytes, clamp_logprob)
+        name: column.convert(columns, bytes_of, clamp_logprob)
         for name, column in _STREAMED.items()
         if column.is_reported(sequence)
     }

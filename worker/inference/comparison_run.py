@@ -116,7 +116,7 @@ def _to_sequence_result(prepared: PreparedSequence, codec: ChatCodec) -> wire.Se
         fields["is_greedy"] = None
     return wire.SequenceResult(
         token_ids=token_ids,
-        token_bytes=[codec.tokenizer.token_bytes(token_id) for token_id in token_ids],
+        token_bytes=codec.tokenizer.bytes_of(token_ids),
         text=codec.tokenizer.decode(token_ids),
         logprobs=logprobs,
         ranks=[*nothing, *columns.ranks] if sequence.rank else None,

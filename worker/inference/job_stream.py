@@ -206,8 +206,8 @@ class JobStream:
                 stream.rewind(first)
 
     def _make_delta(self, stream: SequenceStream, taken: TakenTokens) -> wire.TokenDelta:
-        token_bytes = self._codec.tokenizer.token_bytes
-        fields = {} if taken.columns is None else delta_columns(stream.sequence, taken.columns, token_bytes)
+        bytes_of = self._codec.tokenizer.bytes_of
+        fields = {} if taken.columns is None else delta_columns(stream.sequence, taken.columns, bytes_of)
         if stream.chat_prompt is not None and taken.parsed is not None:
             channels, tool_calls = channels_and_calls(stream.chat_prompt, stream.sequence, taken.parsed, self._codec)
             fields |= {"channels": channels, "tool_calls": tool_calls}
@@ -217,7 +217,7 @@ class JobStream:
             sequence=stream.index,
             first=taken.first,
             token_ids=taken.token_ids,
-            token_bytes=[token_bytes(token_id) for token_id in taken.token_ids],
+            token_bytes=bytes_of(taken.token_ids),
             num_prompt_tokens=None if taken.first else stream.sequence.num_input_tokens,
             target_bytes=None if taken.first else stream.target_bytes,
             weights=None if taken.first else stream.weights,

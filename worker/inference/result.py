@@ -105,7 +105,7 @@ def _to_tokenized(prepared: PreparedSequence, tokenizer: Tokenizer, provenance: 
     token_ids = prepared.sequence.token_ids
     tokenized = wire.SequenceResult(
         token_ids=token_ids,
-        token_bytes=[tokenizer.token_bytes(token_id) for token_id in token_ids],
+        token_bytes=tokenizer.bytes_of(token_ids),
         text=tokenizer.decode(token_ids),
         num_prompt_tokens=len(token_ids),
         num_reported_prompt_tokens=len(token_ids),
@@ -135,11 +135,12 @@ def _to_sequence_result(
     sequence = prepared.sequence
     tokenizer = codec.tokenizer
     token_ids = sequence.token_ids[first:]
+    token_bytes = tokenizer.bytes_of(token_ids)
     num_reported_prompt_tokens = max(0, prepared.num_prompt_tokens - first)
     fields: dict[str, object] = about(prepared, first) | {
         "token_ids": token_ids,
-        "token_bytes": [tokenizer.token_bytes(token_id) for token_id in token_ids],
-        "text": _text(prepared, first, tokenizer),
+        "token_bytes": token_bytes,
+        "text": _text(prepared, first, token_bytes, tokenizer),
         "skipped": indices_of(prepared.skipped_ids, sequence.token_ids[sequence.num_input_tokens :]),
     }
     if prepared.chat_prompt is not None:
@@ -147,7 +148,7 @@ def _to_sequence_result(
         fields["channels"], fields["tool_calls"] = channels_and_calls(prepared.chat_prompt, sequence, parsed, codec)
     if with_logprobs:
         clamp = CountingClamp()
-        fields |= result_columns(sequence, len(token_ids), tokenizer.token_bytes, clamp)
+        fields |= result_columns(sequence, len(token_ids), tokenizer.bytes_of, clamp)
         fields["clamped"] = clamp.count
         fields["target_bytes"] = target_bytes(prepared, tokenizer)
         if sequence.reports_proposals:
@@ -158,11 +159,12 @@ def _to_sequence_result(
     return wire.SequenceResult(**fields)  # type: ignore[arg-type]
 
 
-def _text(prepared: PreparedSequence, first: int, tokenizer: Tokenizer) -> str:
+def _text(prepared: PreparedSequence, first: int, token_bytes: list[bytes], tokenizer: Tokenizer) -> str:
+    """Return the text of the tokens from position `first` on. Bytes that are not UTF-8 become U+FFFD."""
     sequence = prepared.sequence
     if sequence.text_bytes is None:
-        return tokenizer.decode(sequence.token_ids[first:])
-    prompt = b"".join(map(tokenizer.token_bytes, sequence.token_ids[first : sequence.num_input_tokens]))
+        return b"".join(token_bytes).decode(errors="replace")
+    prompt = b"".join(token_bytes[: max(0, sequence.num_input_tokens - first)])
     generated_ids = sequence.token_ids[sequence.num_input_tokens :]
     generated = _without_skipped(prepared.skipped_ids, generated_ids, sequence.text_bytes, tokenizer)
     return (prompt + generated).decode(errors="replace")
@@ -191,7 +193,7 @@ def target_bytes(prepared: PreparedSequence, tokenizer: Tokenizer) -> list[bytes
     targets = prepared.sequence.targets
     if targets is None or not prepared.names_targets:
         return None
-    return [tokenizer.token_bytes(token_id) for token_id in targets.at(0)]
+    return tokenizer.bytes_of(targets.at(0))
 
 
 def draft_logprobs(sequence: Sequence) -> list[wire.DraftLogprob]:

@@ -67,14 +67,16 @@ def short_limits() -> Iterator[None]:
     """Compile for a tenth of a second at most, so that a test of the last lane is short."""
     lanes = compile_queue.LANES, grammars.LANES
     compile_queue.LANES = grammars.LANES = (LANES[0], Lane(0.2, num_slots=1, niceness=0))
-    yield
-    compile_queue.LANES, grammars.LANES = lanes
+    try:
+        yield
+    finally:
+        compile_queue.LANES, grammars.LANES = lanes
 
 
 @pytest.mark.parametrize("schema", BOMBS)
 def test_a_schema_that_takes_too_long_is_refused_and_remembered(schema: dict[str, Any]):
-    chat = a_codec()
     with short_limits():
+        chat = a_codec()
         with pytest.raises(InvalidRequest, match="compiling it takes more than"):
             constraint_of(chat, schema).compile().result(60)
         again = constraint_of(chat, schema).compile()

@@ -163,8 +163,9 @@ LIBRARIES: dict[str, set[str]] = {
     "store": {"msgspec", "obstore", "opentelemetry", "redis", "rq"},  # in object_store.py and otel.py only
     "engine": set(),
     "engine.mlx_thread": {"mlx"},
-    # msgspec in ranks only, numpy in cpu_kernels.py, cpu_logprobs.py, cpu_products.py and image_attention.py only
-    "engine.model": {"huggingface_hub", "mlx", "mlx_lm", "msgspec", "numpy"},
+    # msgspec in ranks only, numpy in cpu_kernels.py, cpu_logprobs.py, cpu_products.py and image_attention.py only,
+    # threadpoolctl in cpu_threads.py only
+    "engine.model": {"huggingface_hub", "mlx", "mlx_lm", "msgspec", "numpy", "threadpoolctl"},
     "engine.model.surveyed": {"transformers"},
     "engine.vision": {"PIL", "mlx", "mlx_vlm", "numpy", "transformers"},  # which needs an extra
     "engine.sampling": {"mlx"},

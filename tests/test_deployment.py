@@ -301,4 +301,7 @@ def test_an_extra_brings_one_backend_of_mlx_and_what_a_worker_needs(root: Path, 
     backend = {"worker": "cpu", "cuda": "cuda13"}.get(extra, extra)
     assert found.pop("mlx") == {backend}
     headers = {"nvidia-cuda-crt"} if backend == "cuda13" else set()
-    assert set(found) == {"jinja2", "llguidance", "mlx-lm", "numpy", "redis", "rq", "transformers"} | headers
+    assert (
+        set(found)
+        == {"jinja2", "llguidance", "mlx-lm", "numpy", "redis", "rq", "threadpoolctl", "transformers"} | headers
+    )

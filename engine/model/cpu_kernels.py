@@ -4,12 +4,13 @@ MLX 0.32 has SIMD on ARM only. Elsewhere its exponential takes 15 to 20 ns an el
 attention and the SiLU cost as much as matrix products, and each rotary module computes its angles anew in every layer.
 NumPy's exponential takes 0.5 ns, and works on the memory of MLX's arrays:
 
-    attention   softmax of prompts; keys that no query of a block sees are left out
+    attention   of prompts, a block of queries at a time; keys that no query of a block sees are left out
     swiglu      of prompts
     rotary      tables of the cosines and sines that the module itself has computed
 
-The first two wait for the device, so steps that only decode keep MLX's own. cpu_logprobs.py normalizes logits. Values
-are within 1e-6 of MLX's, and depend on the shapes alone, as MLX's do: exact mode is still exact.
+The first two wait for the device, so steps that only decode keep MLX's own, and run on all of the BLAS's threads, of
+which MLX uses one for all but products. cpu_logprobs.py normalizes logits. Values are within 1e-6 of MLX's, and depend
+on the shapes alone, as MLX's do: exact mode is still exact.
 """
 
 import platform
@@ -25,20 +26,21 @@ from mlx_lm.models import activations, base
 from mlx_lm.models.rope_utils import Llama3RoPE
 from numpy.typing import NDArray
 
+from scorepool.engine.model.cpu_threads import for_each
 from scorepool.engine.model.kv_cache import StepOffsets
 from scorepool.engine.model.patch_globals import replace_globals
 from scorepool.engine.model.rope import ConfiguredRoPE
 
 MIN_ELEMENTS = 2**14  # of an array that is worth waiting for
-_BLOCK = 64  # queries whose weights stay in the processor's cache
-_QUERIES = 256  # that are computed together, with the keys that any of them sees
-_CHUNK = 2**17  # elements of SiLU, for the same reason
+_BLOCK = 64  # queries that are computed together, with the keys that any of them sees
+_CHUNK = 2**17  # elements that stay in the processor's cache
 _FIRST_POSITIONS = 512  # of a rotary table, which becomes longer as rows do
 _MAX_TABLE_FLOATS = 2**23  # of cosines, and as many of sines
 _LATER = np.triu(np.ones((_BLOCK, _BLOCK), np.bool_), 1)  # [query, key]: the key comes after the query
 _HAS_SIMD = platform.machine().lower() in ("arm64", "aarch64")
 
 Floats = NDArray[np.float32]
+_Block = tuple[tuple[slice, slice], slice]  # rows and groups, and their queries
 
 
 def are_used() -> bool:
@@ -70,13 +72,15 @@ def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     negated = mx.contiguous(-gate)  # whose elements lie in order, so that a flat view is one on the same memory
     mx.eval(negated, gate, x)
     result, gates, factors = (_view(array).reshape(-1) for array in (negated, gate, x))
-    for start in range(0, result.size, _CHUNK):
-        part = slice(start, start + _CHUNK)
+
+    def multiply(part: slice) -> None:
         with np.errstate(over="ignore"):  # exp(-gate) is infinite for a gate whose SiLU is 0
             np.exp(result[part], out=result[part])
         result[part] += 1
         np.divide(gates[part], result[part], out=result[part])
         result[part] *= factors[part]
+
+    for_each(multiply, [slice(start, start + _CHUNK) for start in range(0, result.size, _CHUNK)])
     return negated
 
 
@@ -93,33 +97,58 @@ def attention(
 
     mask    None, "causal", or an array that broadcasts to [rows, heads, length, keys]: True or added
     """
-    rows, heads, length, _ = queries.shape
+    rows, heads, length, width = queries.shape
     groups, num_keys = keys.shape[1], keys.shape[2]
-    is_worthwhile = length > 1 and rows * heads * length * num_keys >= MIN_ELEMENTS and queries.dtype == mx.float32
+    is_float32 = queries.dtype == keys.dtype == values.dtype == mx.float32
+    is_worthwhile = length > 1 and rows * heads * length * num_keys >= MIN_ELEMENTS and is_float32
     if not is_worthwhile or sinks is not None or hasattr(cache, "bits"):
         return base.scaled_dot_product_attention(queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks)
-    grouped = (queries * scale).reshape(rows, groups, heads // groups, length, -1)
-    keys, values = keys[:, :, None], values[:, :, None]
-    given = None if mask is None or isinstance(mask, str) else _per_group(_view(mask), groups, heads // groups)
-    attended = []
-    for start in range(0, length, _QUERIES):
-        stop = min(start + _QUERIES, length)
-        part = given if given is None or given.shape[-2] == 1 else given[..., start:stop, :]
-        seen = slice(num_keys - length + stop) if isinstance(mask, str) else _seen(part)
-        scores = grouped[..., start:stop, :] @ keys[..., seen, :].swapaxes(-1, -2)
-        mx.eval(scores)
-        weights = _view(scores)
-        sums = np.empty((*weights.shape[:-1], 1), np.float32)
-        if isinstance(mask, str):
-            _causal_exponentials(weights, sums)
-        else:
-            if part is not None:
-                _apply_mask(weights, part if part.shape[-1] == 1 else part[..., seen])
-            for first in range(0, stop - start, _BLOCK):
-                block = np.s_[..., first : first + _BLOCK, :]
-                _exponentials(weights[block], sums[block])
-        attended.append((scores @ values[..., seen, :]) / mx.array(sums))  # there are fewer quotients than weights
-    return mx.concatenate(attended, axis=-2).reshape(rows, heads, length, -1)
+    mx.eval(queries, keys, values)
+    all_queries, all_keys, all_values = _view(queries), _view(keys), _view(values)
+    all_queries = all_queries.reshape(rows, groups, heads // groups, length, width)
+    is_causal = isinstance(mask, str)
+    given = None if mask is None or is_causal else _per_group(_view(mask), groups, heads // groups)
+    attended = np.empty((*all_queries.shape[:-1], all_values.shape[-1]), np.float32)
+
+    def attend(block: _Block) -> None:
+        """Write what some queries of some rows and groups attend to. Their weights stay in the processor's cache."""
+        of, asked = block
+        part = None if given is None else _part(given, of, asked)
+        seen = slice(num_keys - length + asked.stop) if is_causal else _seen(part)
+        scaled = all_queries[*of, :, asked] * np.float32(scale)
+        joined = scaled.reshape(*scaled.shape[:2], -1, width)  # the heads of a group have the same keys
+        weights = np.matmul(joined, all_keys[*of, seen].swapaxes(-1, -2))
+        of_head = weights.reshape(*scaled.shape[:-1], -1)
+        if is_causal:
+            size = asked.stop - asked.start
+            np.copyto(of_head[..., -size:], -np.inf, where=_LATER[:size, :size])
+        elif part is not None:
+            _apply_mask(of_head, part if part.shape[-1] == 1 else part[..., seen])
+        weights -= weights.max(axis=-1, keepdims=True)
+        np.exp(weights, out=weights)
+        sums = weights.sum(axis=-1, keepdims=True)
+        found = np.matmul(weights, all_values[*of, seen])
+        found /= sums  # there are fewer quotients than weights
+        attended[*of, :, asked] = found.reshape(*scaled.shape[:-1], -1)
+
+    for_each(attend, _blocks(rows, groups, length, heads // groups * num_keys))
+    return mx.array(attended.reshape(rows, heads, length, -1))
+
+
+def _blocks(rows: int, groups: int, length: int, weights_per_query: int) -> list[_Block]:
+    """Divide the queries of all rows and groups, so that the weights of a block stay in the processor's cache.
+
+    Those that may see the most keys come first.
+    """
+    per_group = min(_BLOCK, length) * weights_per_query
+    num_groups = max(1, min(groups, _CHUNK // per_group))
+    num_rows = max(1, _CHUNK // (per_group * groups))
+    return [
+        ((slice(row, row + num_rows), slice(group, group + num_groups)), slice(start, min(start + _BLOCK, length)))
+        for start in reversed(range(0, length, _BLOCK))
+        for row in range(0, rows, num_rows)
+        for group in range(0, groups, num_groups)
+    ]
 
 
 def _per_group(mask: Any, groups: int, heads_of_group: int) -> Any:
@@ -127,6 +156,14 @@ def _per_group(mask: Any, groups: int, heads_of_group: int) -> Any:
     mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
     rows, heads, *rest = mask.shape
     return mask.reshape(rows, *((groups, heads_of_group) if heads > 1 else (1, 1)), *rest)
+
+
+def _part(mask: Any, of: tuple[slice, slice], asked: slice) -> Any:
+    """Return the part of a mask [rows, groups, heads of a group, length, keys], of which each but the keys may be 1."""
+    rows, groups, _, length, _ = mask.shape
+    every = slice(None)
+    of_rows, of_groups = of
+    return mask[of_rows if rows > 1 else every, of_groups if groups > 1 else every, :, asked if length > 1 else every]
 
 
 def _seen(mask: Any) -> slice:
@@ -137,32 +174,12 @@ def _seen(mask: Any) -> slice:
     return slice(visible[0], visible[-1] + 1) if visible.size else slice(None)
 
 
-def _causal_exponentials(weights: Floats, sums: Floats) -> None:
-    """Do what `_exponentials` does; the last query sees all keys, and each one before it sees one fewer."""
-    length, num_keys = weights.shape[-2:]
-    for start in range(0, length, _BLOCK):
-        stop = min(start + _BLOCK, length)
-        num_seen = num_keys - length + stop
-        block = weights[..., start:stop, :num_seen]
-        size = stop - start
-        np.copyto(block[..., num_seen - size :], -np.inf, where=_LATER[:size, :size])
-        _exponentials(block, sums[..., start:stop, :])
-        weights[..., start:stop, num_seen:] = 0
-
-
 def _apply_mask(weights: Floats, mask: Any) -> None:
     """Exclude keys from weights [rows, groups, heads of a group, queries, keys]."""
     if mask.dtype == np.bool_:
         np.copyto(weights, np.finfo(np.float32).min, where=~mask)
     else:
         weights += mask
-
-
-def _exponentials(weights: Floats, sums: Floats) -> None:
-    """Replace weights by their exponentials, the largest of a row by 1. Write the sums [..., 1] of the rows."""
-    weights -= weights.max(axis=-1, keepdims=True)
-    np.exp(weights, out=weights)
-    weights.sum(axis=-1, keepdims=True, out=sums)
 
 
 def _is_worthwhile(array: mx.array) -> bool:

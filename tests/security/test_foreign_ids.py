@@ -111,8 +111,13 @@ async def test_a_foreign_object_costs_what_an_absent_one_costs(
                     await call(absent, absent_id)  # loads scripts
                     costs[str(absent)] = await call(absent, absent_id)
                     assert costs[str(absent)][1] in (202, 400, 404), (name, foreign)
-                cost, *reply = await call(foreign, object_id)
                 expected, *expected_reply = costs[str(absent)]
+                for _ in range(3):  # what the API does now and then may fall into a measurement, but not into each
+                    cost, *reply = await call(foreign, object_id)
+                    if abs(cost["bytes read"] - expected["bytes read"]) <= DIGITS:
+                        break
+                    costs[str(absent)] = await call(absent, absent_id)
+                    expected, *expected_reply = costs[str(absent)]
                 assert abs(cost["bytes read"] - expected["bytes read"]) <= DIGITS, (name, foreign)
                 cost["bytes read"] = expected["bytes read"]
                 assert cost == expected, (name, foreign)

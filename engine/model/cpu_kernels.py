@@ -34,6 +34,9 @@ from scorepool.engine.model.rope import ConfiguredRoPE
 MIN_ELEMENTS = 2**14  # of an array that is worth waiting for
 _BLOCK = 64  # queries that are computed together, with the keys that any of them sees
 _CHUNK = 2**17  # elements that stay in the processor's cache
+_MIN_DIVIDED = (
+    2**20
+)  # weights whose rows are divided: each part asks for the GIL, for which another thread may let it wait
 _FIRST_POSITIONS = 512  # of a rotary table, which becomes longer as rows do
 _MAX_TABLE_FLOATS = 2**23  # of cosines, and as many of sines
 _LATER = np.triu(np.ones((_BLOCK, _BLOCK), np.bool_), 1)  # [query, key]: the key comes after the query
@@ -138,8 +141,13 @@ def attention(
 def _blocks(rows: int, groups: int, length: int, weights_per_query: int) -> list[_Block]:
     """Divide the queries of all rows and groups, so that the weights of a block stay in the processor's cache.
 
-    Those that may see the most keys come first.
+    Those that may see the most keys come first. Of few weights all rows and groups are in a block.
     """
+    if rows * groups * length * weights_per_query < _MIN_DIVIDED:
+        return [
+            ((slice(rows), slice(groups)), slice(start, min(start + _BLOCK, length)))
+            for start in range(0, length, _BLOCK)
+        ]
     per_group = min(_BLOCK, length) * weights_per_query
     num_groups = max(1, min(groups, _CHUNK // per_group))
     num_rows = max(1, _CHUNK // (per_group * groups))

@@ -403,6 +403,7 @@ def test_what_is_corrupt_in_redis_is_computed_again(
     held.finish(0)
     assert one.future.result(60)
     until_written(redis, 1)
+    until(lambda: not cache._running)  # until then it is given from memory
     [digest] = redis.zrange(Keys.result_cache_uses, 0, -1)
     entry = wire.parse(redis.hget(Keys.result_cache, digest), wire.CachedSequence, "msgpack")
     match damage:

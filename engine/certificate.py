@@ -38,7 +38,7 @@ class Identity:
     fingerprint: str
     dtype: str
     mode: str
-    backend: str  # the kind: "metal", "cpu", "cuda"
+    backend: str  # the kind: see backend_kind
     versions: Mapping[str, str]  # of scorepool, mlx and mlx-lm
 
     def difference(self, other: "Identity") -> tuple[int, str] | None:
@@ -134,7 +134,7 @@ class Certificate:
 
 
 def backend_kind(backend: str) -> str:
-    """Return the first word of a backend: "metal", "cpu" or "cuda". Where products round to TF32, it says so."""
+    """Return the first word of a backend: "metal", "cpu" or "cuda"; with "-tf32" where float32 products are rounded."""
     kind = backend.partition(" ")[0]
     return f"{kind}-tf32" if ", tf32" in backend else kind
 

@@ -34,9 +34,7 @@ from scorepool.engine.model.rope import ConfiguredRoPE
 MIN_ELEMENTS = 2**14  # of an array that is worth waiting for
 _BLOCK = 64  # queries that are computed together, with the keys that any of them sees
 _CHUNK = 2**17  # elements that stay in the processor's cache
-_MIN_DIVIDED = (
-    2**20
-)  # weights whose rows are divided: each part asks for the GIL, for which another thread may let it wait
+_MIN_DIVIDED = 2**20  # weights whose rows are divided: each part asks for the GIL, and may wait for another thread
 _FIRST_POSITIONS = 512  # of a rotary table, which becomes longer as rows do
 _MAX_TABLE_FLOATS = 2**23  # of cosines, and as many of sines
 _LATER = np.triu(np.ones((_BLOCK, _BLOCK), np.bool_), 1)  # [query, key]: the key comes after the query

@@ -17,7 +17,7 @@ from scorepool.worker.inference.images import num_characters_of_images
 from scorepool.worker.inference.job_progress import JobProgress
 from scorepool.worker.inference.job_stream import JobStream
 from scorepool.worker.inference.owner_turns import OwnerThread
-from scorepool.worker.inference.prepared import PreparedSequence
+from scorepool.worker.inference.prepared import PreparedSequence, share_equal, to_run
 from scorepool.worker.inference.result_cache.digest import may_be_cached
 from scorepool.worker.inference.result_cache.result_cache import CachedGroup, ResultCache, are_alike
 from scorepool.worker.inference.structured_outputs import invalid_grammar
@@ -161,6 +161,8 @@ class InferenceRun:
         if not any(each.is_to_run for each in prepared):
             self._end(prepared)
             return
+        if isinstance(self.request, wire.Classify | wire.Embed):
+            prepared = share_equal(prepared)
         with self._lock:
             if self._is_canceled:
                 return
@@ -169,7 +171,7 @@ class InferenceRun:
             except EngineError as error:
                 _count_all(error, prepared)
                 raise
-        self._sequences = [each.sequence for each in prepared if each.is_to_run]
+        self._sequences = to_run(prepared)
         self._added.add_done_callback(partial(self._on_done, prepared))
 
     def _checked(self, index: int, prepared: PreparedSequence) -> PreparedSequence:
@@ -184,7 +186,7 @@ class InferenceRun:
 
     def _add(self, prepared: list[PreparedSequence]) -> "Future[list[Sequence]]":
         request = self.request
-        sequences = [each.sequence for each in prepared if each.is_to_run]
+        sequences = to_run(prepared)
         for sequence in sequences:
             sequence.share = Share(self._job.owner, self._job.weight)
             sequence.prefix_scope = scope_of(request, self._job.owner)
@@ -343,7 +345,8 @@ def _mixes_weights(prepared: list[PreparedSequence]) -> bool:
 def _count_all(error: EngineError, prepared: list[PreparedSequence]) -> None:
     """Let the index of an error count all rows of a job, not only those that the engine was given."""
     if error.index is not None:
-        error.index = [index for index, each in enumerate(prepared) if each.is_to_run][error.index]
+        sequence = to_run(prepared)[error.index]
+        error.index = next(index for index, each in enumerate(prepared) if each.sequence is sequence)
 
 
 def num_rows(request: wire.Request) -> int:

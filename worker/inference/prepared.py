@@ -1,6 +1,7 @@
 """Hold a sequence on its way through the engine, with what its result says beside it."""
 
 import dataclasses
+from collections.abc import Hashable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -56,3 +57,24 @@ class PreparedSequence:
             adapter_name=sequence.adapter_name,
         )
         return dataclasses.replace(self, recomputed=recomputed)
+
+
+def share_equal(prepared: list[PreparedSequence]) -> list[PreparedSequence]:
+    """Let items of a classify or embed job with the same tokens have one sequence, which is computed once.
+
+    Computed side by side they may differ in the last bit, because rounding depends on a row's place in a batch.
+    """
+    first: dict[Hashable, Sequence] = {}
+    shared: list[PreparedSequence] = []
+    for each in prepared:
+        if each.is_to_run:
+            sequence = each.sequence
+            images = tuple((image.digest, image.start) for image in sequence.images)
+            each = dataclasses.replace(each, sequence=first.setdefault((*sequence.token_ids, images), sequence))
+        shared.append(each)
+    return shared
+
+
+def to_run(prepared: list[PreparedSequence]) -> list[Sequence]:
+    """Return the sequences that the engine must compute, each once."""
+    return list(dict.fromkeys(each.sequence for each in prepared if each.is_to_run))

@@ -8,6 +8,7 @@ import torch
 from scorepool import wire
 from scorepool.engine import Classifier
 from scorepool.engine.model_info import Activation
+from scorepool.worker.inference.prepared import share_equal, to_run
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.rq.errors import JobError
 from tests.worker.fake import FakeEngine
@@ -60,3 +61,17 @@ def test_items_are_encoded_alone_and_named_in_errors():
     with pytest.raises(JobError) as refused:
         translate(empty)
     assert refused.value.failure.field == "items[1].prompt"
+
+
+def test_items_with_the_same_tokens_are_computed_once():
+    texts = ["ab", "b", "ab", [BOS, *b"ab"], "b"]
+    prepared = translate(classify(*(wire.ClassifyItem(prompt=text) for text in texts)))
+    prepared[1] = replace(prepared[1], is_restored=True)  # an earlier run of the job has computed it
+
+    shared = share_equal(prepared)
+
+    first, other = shared[0].sequence, shared[4].sequence
+    assert [each.sequence is first for each in shared] == [True, False, True, True, False]
+    assert to_run(shared) == [first, other]
+    assert shared[1].sequence is prepared[1].sequence
+    assert [each.num_prompt_tokens for each in shared] == [3, 2, 3, 3, 2]

@@ -6,7 +6,9 @@ unprefixed builds work (Debian: libopenblas0-pthread). Without one, everything w
 its threads sleep: waiting in a loop, as they do by default, they take a quarter of the CPU time of a small model from
 the other threads and processes, and save nothing. torch, which transformers imports where it is installed, is imported
 before it: torch takes what it finds in the global scope too, is ten times slower with it on two threads, and with
-OpenBLAS 0.3.29 ends the process by a segmentation fault.
+OpenBLAS 0.3.29 ends the process by a segmentation fault. On AMD's Zen 4, OpenBLAS chooses its kernels for Intel's
+AVX-512. That processor has units of 256 bits, for which the kernels of earlier Zens are made: prompts of the shape of
+Qwen3-0.6B take 8 to 10 % less time with them, 32 to 96 tokens with one of its weights 15 to 25 % less.
 
 GPUs: with the matrix units of NVIDIA's GPUs and of Apple's from the M5 on, MLX rounds the factors of float32 products
 to TF32, 10 bits of mantissa, unless it is told not to. On an H200 a product then has an error of 3e-4 of its size in
@@ -19,12 +21,15 @@ import os
 import sys
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 _NAMES = ("libopenblas.so.0", "libopenblas.so")
 _REFERENCE = "reference blas"
 _THREAD_TIMEOUT = "14"  # log2 of the cycles, about 6 µs, for which OpenBLAS's idle threads keep their cores; else 2**26
+_CORE_TYPE = "OPENBLAS_CORETYPE"  # the processor whose kernels OpenBLAS takes
+_PROCESSORS = Path("/proc/cpuinfo")
 _TF32 = "MLX_ENABLE_TF32"  # which MLX reads at its first product
 _loaded = _REFERENCE
 
@@ -41,6 +46,9 @@ def prepare() -> str:
         return "accelerate"
     if _loaded == _REFERENCE and "mlx.core" not in sys.modules:
         os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", _THREAD_TIMEOUT)
+        with suppress(OSError):  # a sandbox without /proc
+            if is_zen4(_PROCESSORS.read_text()):
+                os.environ.setdefault(_CORE_TYPE, "ZEN")
         with suppress(ImportError):  # not installed, or prevented: see engine/trial.py
             import_module("torch")
         _loaded = next(filter(None, map(_try_load, _NAMES)), _REFERENCE)
@@ -51,6 +59,14 @@ def prepare() -> str:
     else:
         log.info("mlx uses OpenBLAS on a CPU")
     return _loaded
+
+
+def is_zen4(processors: str) -> bool:
+    """True if Linux describes AMD's Zen 4: the family of Zen 3 and 4, of which Zen 4 has AVX-512. Zen 5 is the next."""
+    fields = dict(line.split(":", 1) for line in processors.partition("\n\n")[0].splitlines() if ":" in line)
+    described = {name.strip(): value.split() for name, value in fields.items()}
+    is_family = described.get("vendor_id") == ["AuthenticAMD"] and described.get("cpu family") == ["25"]
+    return is_family and "avx512f" in described.get("flags", [])
 
 
 def _try_load(name: str) -> str | None:

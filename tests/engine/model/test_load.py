@@ -80,6 +80,44 @@ def test_how_mlx_multiplies_is_chosen_unless_the_environment_says_otherwise(
         assert done.stdout == f"{used}\n", done.stderr
 
 
+def describe_processor(vendor: str, family: int, flags: str) -> str:
+    """Return the beginning of /proc/cpuinfo on x86."""
+    core = f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\npower management:\nflags\t\t: fpu {flags}\n"
+    return f"{core}\n{core.replace(': 0', ': 1')}\n"
+
+
+@pytest.mark.parametrize(
+    ("processors", "expected"),
+    [
+        pytest.param(describe_processor("AuthenticAMD", 25, "avx2 avx512f avx512_bf16"), True, id="Zen 4"),
+        pytest.param(describe_processor("AuthenticAMD", 25, "avx2"), False, id="Zen 3, whose kernels these are"),
+        pytest.param(describe_processor("AuthenticAMD", 26, "avx2 avx512f"), False, id="Zen 5, with units of 512 bits"),
+        pytest.param(describe_processor("GenuineIntel", 6, "avx2 avx512f"), False, id="Intel"),
+        pytest.param("processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n\n", False, id="ARM"),
+        pytest.param("", False, id="nothing is told"),
+    ],
+)
+def test_zen4_is_told_from_processors_for_which_openblas_has_kernels(processors: str, expected: bool):
+    assert products.is_zen4(processors) is expected
+
+
+@LINUX
+def test_zen4_has_the_kernels_of_earlier_zens_unless_the_environment_says_otherwise(root: Path, tmp_path: Path):
+    processors = tmp_path / "cpuinfo"
+    processors.write_text(describe_processor("AuthenticAMD", 25, "avx2 avx512f"))
+    code = (
+        f"{WITHOUT_TORCH}import os, pathlib; from scorepool.engine.model import products;"
+        f"products._PROCESSORS = pathlib.Path({str(processors)!r}); products.prepare();"
+        "print(os.environ['OPENBLAS_CORETYPE'])"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
+    for chosen, used in (({}, "ZEN"), ({"OPENBLAS_CORETYPE": "Haswell"}, "Haswell")):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=root, env=environ | chosen, capture_output=True, text=True
+        )
+        assert done.stdout == f"{used}\n", done.stderr
+
+
 @LINUX
 @pytest.mark.parametrize("is_prevented", [False, True])
 def test_torch_is_imported_before_openblas_whose_functions_it_would_take(root: Path, is_prevented: bool):

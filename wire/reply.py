@@ -80,7 +80,10 @@ class WorkerLink(Struct, frozen=True, kw_only=True):
         float | None, Meta(description="Tokens of prompts and completions of those jobs, per second.")
     ] = None
     prefetch_jobs: Annotated[
-        int, Meta(description="Jobs that it keeps ahead of those that run: what it ends until Redis answers.")
+        int,
+        Meta(
+            description="Jobs that it keeps ahead of those that run: what it ends until Redis answers and in one step."
+        ),
     ] = 1
     lease_s: Annotated[
         float,

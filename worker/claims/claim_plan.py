@@ -1,8 +1,8 @@
 """Decide when a worker claims, and how many jobs. Sends no command to Redis.
 
 A worker should always have work and hoard none, because another may be idle or faster. So it keeps what it needs until
-the next but one reply of Redis, by its own measured speed; and Redis gives it no more than its share, by the measured
-speeds of all, of what waits and is in flight (store/lua/speeds.lua).
+the next but one reply of Redis, and for one more step of the engine, by its own measured speed; and Redis gives it no
+more than its share, by the measured speeds of all, of what waits and is in flight (store/lua/speeds.lua).
 """
 
 import math
@@ -25,6 +25,8 @@ TAKE_OVER_S = 0.25  # between looks at what others have not begun, while it has 
 EXCLUDED_S = 0.1  # between claims while some owners' jobs are not claimed: no message tells of those of the others
 REPORT_S = 0.1  # at least, between exchanges that only report which jobs have begun
 AHEAD_S = 0.15  # seconds of work that wait in the worker beyond what the exchanges with Redis need
+STEPS_AHEAD = 1.5  # steps of the engine for which jobs wait too: more than one, so that a step that is not full grows
+MAX_STEP_S = 20.0  # a step that takes longer may never end, and the jobs that wait for it are those of others
 # After running out of jobs: the worker measures only the speed at which it got some.
 MAX_GAIN = 4.0  # of what is kept ahead
 GAIN_UP, GAIN_DOWN = 1.4, 0.97  # at each claim
@@ -67,6 +69,7 @@ class ClaimPlan:
         self.load = Load()
         self.queues_are_empty = False  # the last claim found no more, and nobody has woken the worker since
         self.round_trip_s = 0.0  # of an exchange, smoothed
+        self.step_s = 0.0  # of the engine's longest lately: the jobs of the next one have to be there when it begins
         self.is_ready = True  # False: jobs of these queues would have to wait for weights to be loaded
         self._is_refused = False  # the last claim found jobs and got none
         self._is_behind = False  # too many ended jobs wait to be recorded
@@ -120,8 +123,9 @@ class ClaimPlan:
 
     @property
     def num_ahead(self) -> int:
-        """How many jobs that have not begun the worker keeps, to have work until Redis answers."""
-        return max(1, math.ceil(self._gain * (self.speed.jobs_per_s or 0.0) * (2 * self.round_trip_s + AHEAD_S)))
+        """How many jobs that have not begun the worker keeps, to fill a step and to have work until Redis answers."""
+        seconds = self._gain * (2 * self.round_trip_s + AHEAD_S) + STEPS_AHEAD * min(self.step_s, MAX_STEP_S)
+        return max(1, math.ceil((self.speed.jobs_per_s or 0.0) * seconds))
 
     def report(self, lease_key: str) -> None:
         """Report with the next claim that this job has begun."""

@@ -8,6 +8,7 @@ from scorepool.store.clock import awake_s
 from scorepool.wire import EngineRates
 
 WINDOW_S = 15.0  # the time between two scrapes of Prometheus, and a few heartbeats
+_DECAY = 0.8  # of the longest step, with each one after it
 
 
 class RateWindow:
@@ -43,3 +44,23 @@ class RateWindow:
             batch_fill=(stats.fill - before.fill) / steps if steps else None,
             acceptance=(stats.accepted_tokens - before.accepted_tokens) / proposed if proposed else None,
         )
+
+
+class LongestStep:
+    """How long the engine's longest step took lately. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._stats = EngineStats()
+        self._seconds = 0.0
+
+    def read(self, stats: EngineStats, running_s: float = 0.0) -> float:
+        """Return seconds: the mean of the steps since the last read, or what decays of longer ones before.
+
+        It is no less than what the step that runs now has taken, `running_s`.
+        """
+        num_steps = stats.steps - self._stats.steps
+        if num_steps > 0:
+            mean_s = (stats.busy_s - self._stats.busy_s) / num_steps
+            self._seconds = max(mean_s, self._seconds * _DECAY**num_steps)
+            self._stats = stats
+        return max(self._seconds, running_s)

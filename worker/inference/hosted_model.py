@@ -1,5 +1,6 @@
 """One of the models of a worker: its queues, its engine, what runs its jobs, and what the worker shows of it."""
 
+import time
 from collections.abc import Set as AbstractSet
 
 from redis.client import Pipeline
@@ -12,7 +13,7 @@ from scorepool.worker.claims.queue_group import QueueGroup
 from scorepool.worker.inference.adapter_follower import AdapterFollower
 from scorepool.worker.inference.budget import Budget
 from scorepool.worker.inference.crosschecker import Crosschecker
-from scorepool.worker.inference.engine_rates import RateWindow
+from scorepool.worker.inference.engine_rates import LongestStep, RateWindow
 from scorepool.worker.inference.prefix_tokens import PrefixTokens
 from scorepool.worker.inference.registration import WorkerRegistration
 from scorepool.worker.inference.run_inference import InferenceRunner
@@ -36,6 +37,7 @@ class HostedModel:
         self._is_one_of_several = is_one_of_several
         self.prefix_tokens = PrefixTokens()
         self._rate_window = RateWindow()
+        self._longest_step = LongestStep()
         self._rests_at = 0.0  # awake_s()
         self.inference: InferenceRunner | None = None
         self.registration: WorkerRegistration | None = None
@@ -64,6 +66,9 @@ class HostedModel:
         """Return how many more jobs of the model the worker should have."""
         share = 1.0 if self.budget is None else self.budget.share
         plan = self.group.plan
+        began_at = self.engine.step_started_at
+        running_s = 0.0 if began_at is None else time.monotonic() - began_at
+        plan.step_s = self._longest_step.read(self.engine.stats, running_s)
         wanted = plan.num_wanted(max(1, int(self._settings.max_running_rows * share)))
         if not self._is_one_of_several:
             return wanted

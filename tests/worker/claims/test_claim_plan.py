@@ -1,6 +1,7 @@
 """A worker that is driven by its ClaimPlan keeps its rows filled and hoards little, on any link and at any speed."""
 
 import heapq
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count, product
@@ -14,9 +15,11 @@ from scorepool.worker.claims.claim_plan import (
     EXCLUDED_S,
     FIRST_JOBS,
     LOOK_S,
+    MAX_STEP_S,
     OTHERS_S,
     POLL_S,
     REFUSED_S,
+    STEPS_AHEAD,
     ClaimPlan,
 )
 from scorepool.worker.claims.leases import Claim, Claimed
@@ -199,6 +202,21 @@ def test_a_worker_whose_jobs_have_not_begun_claims_no_more_than_it_ends_until_th
     waiting[0].has_begun = waiting[1].has_begun = True
     plan.see(waiting, [])
     assert plan.num_wanted(32) == 1 + 30
+
+
+def test_the_jobs_of_the_next_step_are_there_while_a_long_one_runs(clock: Clock):
+    plan = ClaimPlan()
+    step: list[Any] = [FakeJob(has_begun=True) for _ in range(32)]
+    plan.see(step, [])
+    clock.now_s += 10.0
+    for job in step:
+        plan.end(job)
+    plan.step_s = 10.0
+    plan.see(step, [])  # as many jobs run again
+
+    assert plan.num_wanted(32) == math.ceil(3.2 * (STEPS_AHEAD * 10.0 + AHEAD_S))
+    plan.step_s = 1000.0  # it hangs
+    assert plan.num_wanted(32) == math.ceil(3.2 * (STEPS_AHEAD * MAX_STEP_S + AHEAD_S))
 
 
 def test_jobs_of_excluded_owners_do_not_keep_a_worker_from_claiming_those_of_others(clock: Clock):

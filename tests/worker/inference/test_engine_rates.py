@@ -4,7 +4,7 @@ import pytest
 
 from scorepool.engine import EngineStats
 from scorepool.worker.inference import engine_rates
-from scorepool.worker.inference.engine_rates import RateWindow
+from scorepool.worker.inference.engine_rates import LongestStep, RateWindow
 
 
 @pytest.fixture
@@ -38,3 +38,13 @@ def test_rates_are_those_of_the_last_seconds(clock: list[float]):
     assert (rates.prompt_tokens_per_s, rates.steps_per_s, rates.busy) == (0, 0, 0)
     assert (rates.step_s, rates.rows_per_step, rates.batch_fill, rates.acceptance) == (None, None, None, None)
     assert len(window._reads) <= 6
+
+
+def test_the_longest_step_is_forgotten_with_the_steps_after_it():
+    longest = LongestStep()
+    assert longest.read(EngineStats()) == 0
+    assert longest.read(EngineStats(steps=2, busy_s=4.0)) == 2
+    assert longest.read(EngineStats(steps=2, busy_s=4.0)) == 2  # no step has ended since
+    assert longest.read(EngineStats(steps=2, busy_s=4.0), running_s=3.0) == 3
+    assert longest.read(EngineStats(steps=3, busy_s=4.1)) == pytest.approx(1.6)
+    assert longest.read(EngineStats(steps=43, busy_s=8.1)) == pytest.approx(0.1)

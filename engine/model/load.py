@@ -149,6 +149,7 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
         images_unsupported=images.unsupported,
     )
     model_info = replace(model_info, verification=_verify(model_info, folder, settings))
+    memory_budget.return_free_memory()  # loading and testing may need more than serving
     log.info("serves %s: %s", settings.model, model_info.summary())
     if ranks is not None:
         ranks.agree(_identity(model_info))

@@ -63,9 +63,7 @@ def weights_bytes(*models: Any) -> int:
 def return_free_memory() -> None:
     """Give what MLX and the C library keep for reuse back to the system."""
     mx.clear_cache()
-    if trim := getattr(
-        ctypes.CDLL(None), "malloc_trim", None
-    ):  # glibc's, which keeps large blocks once some were freed
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # the GNU C library's: see host_memory.py
         trim(0)
 
 

@@ -23,6 +23,8 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
+from scorepool.engine.model import host_memory
+
 log = logging.getLogger(__name__)
 
 _NAMES = ("libopenblas.so.0", "libopenblas.so")
@@ -37,14 +39,15 @@ _loaded = _REFERENCE
 def prepare() -> str:
     """Keep float32 in full, load OpenBLAS if it is installed, and describe the BLAS that a CPU uses.
 
-    Call before importing mlx. What the environment says stays. OpenBLAS's rounding depends on its kernels for the
-    processor and on the number of its threads, so both are named.
+    Call before importing mlx and before the process has threads. What the environment says stays. OpenBLAS's rounding
+    depends on its kernels for the processor and on the number of its threads, so both are named.
     """
     global _loaded
     os.environ.setdefault(_TF32, "0")
     if sys.platform != "linux":
         return "accelerate"
     if _loaded == _REFERENCE and "mlx.core" not in sys.modules:
+        host_memory.keep_freed()
         os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", _THREAD_TIMEOUT)
         with suppress(OSError):  # a sandbox without /proc
             if is_zen4(_PROCESSORS.read_text()):

@@ -18,7 +18,8 @@ from scorepool.worker.claims.speed import Speed
 
 POLL_S = 1.0  # between claims when no message wakes the worker
 REFUSED_S = 0.5  # until a worker that is idle takes a job that was left to faster ones
-LOOK_S = 0.02  # between looks whether claimed jobs have begun
+LOOK_S = 0.02  # between looks whether claimed jobs have begun, at least
+LOOK_SHARE = 0.02  # of a step of the engine, between two such looks: each stops a CPU's products for a moment
 RECONCILE_S = 5.0  # between questions for leases that it does not know, while it has jobs; POLL_S while it has none
 OTHERS_S = 0.25  # between looks for jobs of other owners, while jobs that have not begun fill the worker
 TAKE_OVER_S = 0.25  # between looks at what others have not begun, while it has no jobs; POLL_S while it has some
@@ -126,6 +127,11 @@ class ClaimPlan:
         """How many jobs that have not begun the worker keeps, to fill a step and to have work until Redis answers."""
         seconds = self._gain * (2 * self.round_trip_s + AHEAD_S) + STEPS_AHEAD * min(self.step_s, MAX_STEP_S)
         return max(1, math.ceil((self.speed.jobs_per_s or 0.0) * seconds))
+
+    @property
+    def look_s(self) -> float:
+        """The seconds between two looks whether claimed jobs have begun, which they do when a step begins."""
+        return max(LOOK_S, LOOK_SHARE * min(self.step_s, MAX_STEP_S))
 
     def report(self, lease_key: str) -> None:
         """Report with the next claim that this job has begun."""

@@ -23,7 +23,7 @@ from rq.worker.base import DequeueStrategy
 from scorepool.store.outage import Outage
 from scorepool.store.result_store import ResultStore, inline_result_bytes, open_result_store
 from scorepool.store.traces import Tracer
-from scorepool.worker.claims.claim_plan import LOOK_S, ClaimPlan
+from scorepool.worker.claims.claim_plan import ClaimPlan
 from scorepool.worker.claims.dead_workers import leases_of_dead
 from scorepool.worker.claims.heartbeat_clock import HeartbeatClock
 from scorepool.worker.claims.leases import Claim, Claimed, ClaimedJob, Leases
@@ -217,8 +217,12 @@ class JobHolder(WorkerProcess):
         """Return the jobs that have begun since the last look, which goes through all rows of those that wait."""
         if clock_s() < self._look_at:
             return []
-        self._look_at = clock_s() + LOOK_S
+        self._look_at = clock_s() + self._look_s
         return [inflight for inflight in self.in_flight.values() if inflight.begins()]
+
+    @property
+    def _look_s(self) -> float:
+        return min(group.plan.look_s for group in self.queue_groups)
 
     def _num_free(self, max_jobs: float, ending: Sequence[InFlightJob], group: QueueGroup) -> float:
         """Return how many more jobs the worker may have, and of these queues no more than their share of all."""

@@ -26,7 +26,6 @@ from rq.worker.base import DequeueStrategy
 
 from scorepool.store import logs
 from scorepool.store.traces import open_tracer
-from scorepool.worker.claims.claim_plan import LOOK_S
 from scorepool.worker.claims.lease_length import BEATS_PER_LEASE
 from scorepool.worker.claims.leases import Claimed, ClaimedJob
 from scorepool.worker.claims.queue_group import QueueGroup
@@ -229,7 +228,7 @@ class Worker(JobHolder):
         if any(inflight.is_over and not inflight.is_decided for inflight in self.in_flight.values()):
             return 0.0
         if any(not inflight.has_begun for inflight in self.in_flight.values()):
-            due_s.append(LOOK_S)
+            due_s.append(self._look_s)
         if self._may_claim and not self._is_claiming:
             due_in_s = min(group.plan.due_in_s(group.num_wanted) for group in self.queue_groups)
             due_s.append(max(due_in_s, self._try_again_at - clock_s()))

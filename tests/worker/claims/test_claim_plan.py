@@ -219,6 +219,14 @@ def test_the_jobs_of_the_next_step_are_there_while_a_long_one_runs(clock: Clock)
     assert plan.num_wanted(32) == math.ceil(3.2 * (STEPS_AHEAD * MAX_STEP_S + AHEAD_S))
 
 
+def test_looks_whether_jobs_have_begun_are_as_far_apart_as_the_engines_steps_allow():
+    plan = ClaimPlan()
+    looks = []
+    for plan.step_s in (0.0, 0.1, 10.0, 1000.0):  # the last one hangs
+        looks.append(plan.look_s)
+    assert looks == pytest.approx([LOOK_S, LOOK_S, 0.2, 0.4])
+
+
 def test_jobs_of_excluded_owners_do_not_keep_a_worker_from_claiming_those_of_others(clock: Clock):
     plan = ClaimPlan()
     waiting: list[Any] = [FakeJob(owner="alice", num_rows=200) for _ in range(3)]

@@ -13,6 +13,8 @@ Qwen3-0.6B take 8 to 10 % less time with them, 32 to 96 tokens with one of its w
 GPUs: with the matrix units of NVIDIA's GPUs and of Apple's from the M5 on, MLX rounds the factors of float32 products
 to TF32, 10 bits of mantissa, unless it is told not to. On an H200 a product then has an error of 3e-4 of its size in
 the place of 2e-7, and no model agrees with transformers in float32 within 1e-4.
+
+Memory of a CPU's arrays must be prepared before mlx is imported too: host_memory.py.
 """
 
 import ctypes

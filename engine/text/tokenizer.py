@@ -39,6 +39,8 @@ class Tokenizer:
         self._backend = _thread_safe_backend(hf_tokenizer)
         self._prefix, self._suffix = self._find_affixes()
         self._token_bytes = read_token_bytes(hf_tokenizer)
+        # A checkpoint may name end tokens that its tokenizer lacks.
+        self.eos_ids_with_text = frozenset(token_id for token_id in self.eos_ids if token_id in self._token_bytes)
         self.max_token_bytes = max(map(len, self._token_bytes.values()))
 
     def encode(self, text: str, add_bos: bool = True) -> tuple[list[int], bool]:

@@ -136,7 +136,7 @@ def detect_chat_format(tags: ChatTags, tokenizer: Tokenizer) -> ChatFormat:
             ),
             tool_parser=_parse_arguments,
             names_in_header=True,
-            structural_tag=harmony_structure(vocabulary, tokenizer.eos_ids),
+            structural_tag=harmony_structure(vocabulary, tokenizer.eos_ids_with_text),
         )
     if tags.tool_parser is not None and all(token in vocabulary for token in MUSE_SPARK):
         transitions = _header_transitions(vocabulary, ("<|start|>",), "<|message|>", ("<|eom|>",))
@@ -156,9 +156,9 @@ def detect_chat_format(tags: ChatTags, tokenizer: Tokenizer) -> ChatFormat:
     if call_format is not None and call_format.header_start in vocabulary:
         _add_headers(transitions, vocabulary[call_format.header_start])
     if call_format is None or not call_format.opening:
-        structure = tag_structure(think, call, call_format, vocabulary, tokenizer.eos_ids)
+        structure = tag_structure(think, call, call_format, vocabulary, tokenizer.eos_ids_with_text)
     else:
-        structure = opened_structure(think, call_format, vocabulary, tokenizer.eos_ids)
+        structure = opened_structure(think, call_format, vocabulary, tokenizer.eos_ids_with_text)
         _add_optional_markers(transitions, call_format.optional_markers, vocabulary)
     return chat_format(
         transitions=transitions,

@@ -125,6 +125,8 @@ class GrammarCompiler:
     def _check_tokenizer(self) -> None:
         if getattr(self._tokenizer.hf_tokenizer, "backend_tokenizer", None) is None:
             raise InvalidRequest("it needs a tokenizer of the `tokenizers` library, and the model has another")
+        if not self._tokenizer.eos_ids_with_text:
+            raise InvalidRequest("it needs an end token, and the model has none that its tokenizer knows")
 
 
 def _write_tokenizer(tokenizer: Tokenizer, chat_format: ChatFormat) -> bytes:
@@ -133,4 +135,4 @@ def _write_tokenizer(tokenizer: Tokenizer, chat_format: ChatFormat) -> bytes:
     special = chat_format.marker_ids | chat_format.delimiter_ids
     for token in config["added_tokens"]:
         token["special"] = token["special"] or token["id"] in special
-    return tokenizer_message(config, sorted(chat_format.eos_ids))
+    return tokenizer_message(config, sorted(tokenizer.eos_ids_with_text))

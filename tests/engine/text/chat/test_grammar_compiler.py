@@ -106,6 +106,25 @@ def test_a_schema_that_cannot_be_followed_is_refused(schema: dict[str, Any]):
         compile_constraint(chat, StructuredOutputSpec(json_schema=schema), None)
 
 
+def test_an_end_token_that_the_tokenizer_lacks_does_not_keep_the_others_from_ending_an_answer():
+    chat = ChatCodec(Tokenizer(build_tokenizer(), [EOS, 9999]))
+    digits, _ = chat.tokenizer.encode("7", add_bos=False)
+    constraint = compile_constraint(chat, StructuredOutputSpec(json_schema={"type": "integer"}), None)
+
+    allowed = ids_in(constraint.token_bitmask(digits))
+
+    assert EOS in allowed
+    assert constraint.error is None
+
+
+@pytest.mark.parametrize("eos_ids", [[], [9999]])
+def test_without_an_end_token_in_the_tokenizer_nothing_is_constrained(eos_ids: list[int]):
+    chat = ChatCodec(Tokenizer(build_tokenizer(), eos_ids))
+
+    with pytest.raises(InvalidRequest, match="it needs an end token, and the model has none that its tokenizer knows"):
+        compile_constraint(chat, StructuredOutputSpec(json_schema={"type": "integer"}), None)
+
+
 def ids_in(bitmask: bytes) -> set[int]:
     return {token_id for token_id in range(len(bitmask) * 8) if bitmask[token_id // 8] >> token_id % 8 & 1}
 

@@ -26,8 +26,8 @@ from scorepool.engine.model.prompt_scorer import PromptScorer
 from scorepool.engine.model.ranks.leader import LeadingBatch
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.sampling.logprobs import OnHost, PendingLogprobs, TokenLogprobs, compute_logprobs, split_rows
-from scorepool.engine.sampling.next_token import find_late
-from scorepool.engine.sampling.query import LogprobQuery
+from scorepool.engine.sampling.next_token import ask_constraints, find_late
+from scorepool.engine.sampling.query import LogprobQuery, UnreadToken
 from scorepool.engine.sampling.stop import check_stop
 from scorepool.engine.scheduling.slice import SchedulerOutput, Slice, SliceResult
 from scorepool.engine.sequence import Sequence
@@ -79,6 +79,7 @@ class ModelRunner:
         # Exact mode has one way only: a row's numbers must not depend on what others ask for.
         uses_host = cpu_kernels.are_used() and model_info.mode != "exact"
         self._on_host = OnHost(cpu_logprobs.normalize, cpu_logprobs.top_k) if uses_host else None
+        self._launch_waits = launch_waits()
         self._token_ids = mx.array([], dtype=mx.int32)  # of all rows of the last launch
         self._sampled_rows: dict[Sequence, int] = {}  # rows of `_token_ids` that hold sampled tokens
         self._paused_rows: dict[Sequence, mx.array] = {}  # [1, width]: hidden states of sequences that are paused
@@ -92,32 +93,31 @@ class ModelRunner:
         num_rows = 0
         for forward in output.forwards:
             if forward[0].is_decode:
-                last_ids = self._last_ids(forward)
-                hidden.append(self.batch.decode(forward, last_ids))
+                hidden.append(self.batch.decode(forward, self._last_ids(forward)))
             elif forward[0].resumes:
-                last_ids = mx.array([slice_.sequence.token_ids[-1] for slice_ in forward], dtype=mx.int32)
                 hidden += self._resume([slice_.sequence for slice_ in forward])
             else:
-                last_ids = None
                 hidden.append(self.batch.prefill(forward))
-            for row, slice_ in enumerate(forward):
+            for slice_ in forward:
                 if not (predictors := slice_.predictors):
                     continue
                 if slice_.sequence.pooling is not None:
                     embedded.append((slice_, num_rows))
                 else:
                     slices[slice_.sequence] = slice_
-                    queries.append(self._query(slice_, predictors, row, last_ids))
+                    queries.append(self._query(slice_, predictors))
                 num_rows += len(predictors)
         pooled, rows = pooling.pool(embedded, mx.concatenate(hidden), self.model_info.mode == "exact")
         logits: mx.array | None = None
         late: list[Sequence] = []
         if any(query.sequence.constraint is not None for query in queries):
-            # The device computes while the host reads the last tokens, and others what may follow.
+            # The device computes while others find what may follow. Before the launch the last tokens may have to be
+            # waited for, with nothing for a GPU to do; after it, the device of a launch that waits has nothing to do.
             logits = self._logits(rows) if self._fits_one_head(rows) else None
             in_flight = rows if logits is None else logits
+            asked = ask_constraints(queries) if self._launch_waits else None
             mx.async_eval(in_flight)
-            late = find_late(queries, partial(mx.eval, in_flight))
+            late = find_late(asked or ask_constraints(queries), partial(mx.eval, in_flight))
         if late:
             queries, kept = self._pause(late, queries, rows)
             rows, logits = rows[kept], None if logits is None else logits[kept]
@@ -221,16 +221,16 @@ class ModelRunner:
         self.batch.resume(sequences)
         return [self._paused_rows.pop(sequence) for sequence in sequences]
 
-    def _query(self, slice_: Slice, predictors: range, row: int, last_ids: mx.array | None) -> LogprobQuery:
-        """Make the query for what the predictors predict. `last_ids` [rows] are the tokens before sampled ones."""
+    def _query(self, slice_: Slice, predictors: range) -> LogprobQuery:
+        """Make the query for what the predictors predict."""
         sequence, positions = slice_.sequence, range(predictors.start + 1, predictors.stop + 1)
         query = LogprobQuery(sequence, positions)
         if query.samples:
             query.eos_ids = self.tokenizer.eos_ids
         if slice_.proposed_ids:
             query.proposed, query.proposed_from = slice_.proposed_ids, slice_.start + 1
-        elif last_ids is not None and sequence.needs_logits_processing and predictors.stop > sequence.num_input_tokens:
-            query.last_id = last_ids[row : row + 1]
+        elif sequence.needs_logits_processing and len(sequence.token_ids) < predictors.stop:
+            query.unread = UnreadToken(self._token_ids, self._sampled_rows[sequence])
         return query
 
     def _last_ids(self, slices: list[Slice]) -> mx.array:
@@ -252,6 +252,7 @@ class ModelRunner:
                     self._sampled_rows[query.sequence] = num_rows - 1
         token_ids = [chunk.token_ids for chunk in pending]
         self._token_ids = mx.concatenate(token_ids) if token_ids else mx.array([], dtype=mx.int32)
+        mx.async_eval(self._token_ids)
 
     def _compute(
         self, queries: list[LogprobQuery], rows: mx.array, logits: mx.array | None = None
@@ -317,6 +318,11 @@ def _result_of(slice_: Slice) -> SliceResult:
 def _await_last(pending: list[PendingLogprobs]) -> None:
     if pending:
         pending[-1].wait()
+
+
+def launch_waits() -> bool:
+    """True if a launch returns when nearly all is computed: MLX's queue of tasks for a CPU is short."""
+    return mx.default_device() == mx.cpu
 
 
 def rows_at_once(vocab_size: int, item_size: int) -> int:

@@ -17,19 +17,27 @@ HELD_UP_S = 0.1
 HELD_UP_PER_TOKEN_S = 0.001
 
 
-def find_late(queries: list[LogprobQuery], wait_for_device: Callable[[], None]) -> list[Sequence]:
-    """Have the constraints of all rows that are sampled now find what may follow. Return the sequences that must wait.
+def ask_constraints(queries: list[LogprobQuery]) -> list[tuple[Sequence, Constraint]]:
+    """Have the constraints of all rows that are sampled now find what may follow. Return them with their sequences.
 
-    Waits for the last tokens. While the device computes the logits, waiting holds up nobody. After that it waits no
-    longer than PATIENCE_S for all constraints together, and for a sequence that has held up the steps for HELD_UP_S,
-    beside HELD_UP_PER_TOKEN_S for each token, no longer than that.
+    Waits for the launch before, which samples their last tokens.
     """
-    constrained: list[tuple[Sequence, Constraint]] = []
+    asked: list[tuple[Sequence, Constraint]] = []
     for query in queries:
         if query.samples and query.sequence.constraint is not None:
             query.sequence.constraint.prepare(_generated_on_host(query), query.proposed)
-            constrained.append((query.sequence, query.sequence.constraint))
-    missing = _wait_for_all(constrained, time.monotonic() + FREE_S)
+            asked.append((query.sequence, query.sequence.constraint))
+    return asked
+
+
+def find_late(asked: list[tuple[Sequence, Constraint]], wait_for_device: Callable[[], None]) -> list[Sequence]:
+    """Wait for constraints that were asked what may follow. Return the sequences that must wait longer.
+
+    While the device computes the logits, waiting holds up nobody. After that it waits no longer than PATIENCE_S for all
+    constraints together, and for a sequence that has held up the steps for HELD_UP_S, beside HELD_UP_PER_TOKEN_S for
+    each token, no longer than that.
+    """
+    missing = _wait_for_all(asked, time.monotonic() + FREE_S)
     if missing:
         wait_for_device()
     late: list[Sequence] = []
@@ -121,24 +129,25 @@ def _exclude(row: mx.array, sampling: Sampling, query: LogprobQuery, position: i
         row = logits_processors.apply_token_bitmask(row, sampling.allowed_bitmask)
     if sampling.bad_words:
         read = [*_read_ids(query), *query.proposed_before(position)]
-        row = logits_processors.mask_bad_words(row, sampling.bad_words, read, query.last_id)
+        last_id = None if query.unread is None else query.unread.on_device
+        row = logits_processors.mask_bad_words(row, sampling.bad_words, read, last_id)
     return row
 
 
 def _generated(query: LogprobQuery, position: int) -> mx.array:
     """Return [n]: the generated tokens before a position, and proposed ones. Does not wait for the device."""
     read = mx.array([*_read_ids(query), *query.proposed_before(position)], dtype=mx.int32)
-    return read if query.last_id is None else mx.concatenate([read, query.last_id])
+    return read if query.unread is None else mx.concatenate([read, query.unread.on_device])
 
 
 def _generated_on_host(query: LogprobQuery) -> list[int]:
-    """Return the generated tokens as Python numbers, without proposed ones. Waits for the device."""
+    """Return the generated tokens as Python numbers, without proposed ones. Waits for the launch that samples them."""
     read_ids = _read_ids(query)
-    return read_ids if query.last_id is None else [*read_ids, int(query.last_id.item())]  # type: ignore[arg-type]
+    return read_ids if query.unread is None else [*read_ids, query.unread.read()]
 
 
 def _read_ids(query: LogprobQuery) -> list[int]:
-    """Return the generated tokens that the host has read: all before the proposed ones, or before `last_id`."""
+    """Return the generated tokens that the host has read, without proposed ones."""
     sequence = query.sequence
-    stop = query.proposed_from if query.proposed else query.positions[-1] - 1
+    stop = query.proposed_from if query.proposed else query.positions[-1] - (query.unread is not None)
     return sequence.token_ids[sequence.num_input_tokens : stop]

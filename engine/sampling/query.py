@@ -8,6 +8,23 @@ import mlx.core as mx
 from scorepool.engine.sequence import Sequence
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadToken:
+    """A token that the last launch samples, and that the host has not appended to its sequence yet."""
+
+    launched_ids: mx.array  # [rows]: all tokens of that launch, which the device computes already
+    row: int
+
+    @property
+    def on_device(self) -> mx.array:
+        """The token [1], without waiting for it."""
+        return self.launched_ids[self.row : self.row + 1]
+
+    def read(self) -> int:
+        """Wait for that launch only. A slice of the array would be computed after all that was launched since."""
+        return int(memoryview(self.launched_ids)[self.row])  # type: ignore[arg-type]
+
+
 @dataclass(slots=True, eq=False)
 class LogprobQuery:
     """Rows of logits of one sequence: one for each of `positions`, whose tokens are reported.
@@ -18,7 +35,7 @@ class LogprobQuery:
 
     sequence: Sequence
     positions: range
-    last_id: mx.array | None = None  # [1]: the token before the sampled one, for logits processors; may not be read yet
+    unread: UnreadToken | None = None  # the token before the sampled one, for logits processors
     eos_ids: AbstractSet[int] = frozenset()  # the tokenizer's, which must not be sampled within `min_tokens`
     proposed: tuple[int, ...] = ()  # the tokens from position `proposed_from` on, if they are accepted
     proposed_from: int = 0

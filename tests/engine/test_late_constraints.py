@@ -10,9 +10,11 @@ import mlx.core as mx
 import pytest
 
 from scorepool.engine import Engine, Sampling, Sequence
-from scorepool.engine.sampling.next_token import find_late
-from scorepool.engine.sampling.query import LogprobQuery
+from scorepool.engine.model import runner
+from scorepool.engine.sampling.next_token import ask_constraints, find_late
+from scorepool.engine.sampling.query import LogprobQuery, UnreadToken
 from tests.engine.oracle import Oracle, assert_agrees
+from tests.tiny_models import TinyModels
 
 
 class LateConstraint:
@@ -134,7 +136,7 @@ def test_a_constraint_that_answers_before_the_device_does_holds_up_nobody():
     sequence.constraint = SlowConstraint(1.0)
     query = LogprobQuery(sequence, range(5, 6))
 
-    assert find_late([query], lambda: time.sleep(1.2)) == []
+    assert find_late(ask_constraints([query]), lambda: time.sleep(1.2)) == []
 
     assert sequence.held_up_s < 0.9
 
@@ -143,7 +145,7 @@ def test_a_constraint_that_answers_long_after_the_device_did_is_late():
     sequence = generating(1)
     sequence.constraint = SlowConstraint(5.0)
 
-    assert find_late([LogprobQuery(sequence, range(5, 6))], lambda: None) == [sequence]
+    assert find_late(ask_constraints([LogprobQuery(sequence, range(5, 6))]), lambda: None) == [sequence]
 
 
 def test_the_device_computes_logits_while_a_constraint_is_waited_for(engine: Engine, monkeypatch: pytest.MonkeyPatch):
@@ -166,3 +168,60 @@ def test_the_device_computes_logits_while_a_constraint_is_waited_for(engine: Eng
     engine.add([sequence, generating(4)]).result(60)
 
     assert set(before_wait) == {engine.model_info.vocab_size}
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_constraints_are_asked_before_a_launch_that_waits_and_after_another(
+    waits: bool,
+    open_engine: Callable[..., Engine],
+    tiny_models: TinyModels,
+    oracle: Oracle,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    events: list[str] = []
+    async_eval = mx.async_eval
+
+    def note(*arrays: object) -> None:
+        if any(isinstance(array, mx.array) and array.shape[-1] == engine.model_info.vocab_size for array in arrays):
+            events.append("launch")
+        async_eval(*arrays)
+
+    class Asked(LateConstraint):
+        def prepare(self, generated: Ids[int], proposed: Ids[int] = ()) -> None:
+            events.append("ask")
+            super().prepare(generated, proposed)
+
+        def wait(self, timeout_s: float | None) -> bool:
+            events.append("wait")
+            return super().wait(timeout_s)
+
+    monkeypatch.setattr(runner, "launch_waits", lambda: waits)
+    engine = open_engine(tiny_models("llama"), dtype="float32", speculation="off")
+    monkeypatch.setattr(mx, "async_eval", note)
+    sequence, free = generating(3, top_logprobs=2), generating(4)
+    sequence.constraint = Asked(0, 0)
+    engine.add([sequence, free]).result(60)
+
+    first, second = ("ask", "launch") if waits else ("launch", "ask")
+    assert events == [first, second, "wait"] * 12
+    assert_agrees(sequence, oracle)
+    assert_agrees(free, oracle)
+
+
+def test_a_token_is_read_while_the_device_computes_what_was_launched_after_it():
+    token_ids = mx.array([3, 4, 5]) + 1
+    mx.async_eval(token_ids)
+    numbers = mx.random.normal((1500, 1500))
+    mx.eval(numbers)
+    product = numbers
+    for _ in range(8):  # few enough for the queue of a CPU
+        product = product @ numbers
+    started_at = time.monotonic()
+    mx.async_eval(product)
+
+    token_id = UnreadToken(token_ids, 1).read()
+    read_s = time.monotonic() - started_at
+    mx.eval(product)
+
+    assert token_id == 5
+    assert read_s < (time.monotonic() - started_at) / 2

@@ -13,8 +13,8 @@ class CacheSizes:
     bytes_per_row: int = 0  # beside its tokens
 
     def max_tokens(self, spare_bytes: int, num_rows: int) -> int:
-        """Return how many tokens of so many rows fit into the memory; 0 or less if none do."""
-        spare = spare_bytes - num_rows * self.bytes_per_row
+        """Return how many tokens of so many rows, and of a prompt half way beside them, fit; 0 or less if none do."""
+        spare = spare_bytes - (num_rows + 1) * self.bytes_per_row
         if spare < self.bytes_per_token:
             return 0
         return spare // self.bytes_per_token if self.bytes_per_token else UNLIMITED_TOKENS

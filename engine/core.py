@@ -83,9 +83,11 @@ class EngineCore:
 
     @property
     def load(self) -> tuple[int, int]:
-        """The sequences that hold a KV cache, and the tokens of these caches: sequences times the longest."""
+        """The rows that generate, and the tokens of all KV caches: rows times the longest, and a prompt half way."""
         running = self.scheduler.running
-        return len(running), len(running) * max((sequence.num_computed for sequence in running), default=0)
+        rows = [sequence.num_computed for sequence in running if sequence.sampling is not None]
+        beside = sum(sequence.num_computed for sequence in running if sequence.sampling is None)
+        return len(rows), len(rows) * max(rows, default=0) + beside
 
     @property
     def prefix_stats(self) -> PrefixStats:

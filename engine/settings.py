@@ -16,7 +16,7 @@ class EngineSettings:
     mode: Literal["default", "exact"] = "default"  # exact: the same numbers to the bit in any batch; slower
     max_batch_tokens: int = 2048  # in a step: prompt tokens of its prefill, and one per decoding sequence
     prefill_ms: int = 250  # of a step beside decoding sequences, at most: their next tokens wait no longer for it
-    max_running_rows: int = 32  # sequences that hold a KV cache between steps
+    max_running_rows: int = 32  # sequences that generate at once
     prefix_disk_bytes: int = 0  # of files that keep such KV caches beyond the engine's end; 0: none
     prefix_folder: str | None = None  # of these files
     prefix_cache_bytes: int = 2**30  # for the KV caches of prompts that several sequences begin with

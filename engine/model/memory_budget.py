@@ -38,8 +38,8 @@ def max_cached_tokens(weights: int, settings: EngineSettings, sizes: CacheSizes)
     if not tokens:
         raise LoadError(
             f"no memory is left for KV caches: of {memory} bytes the weights take {weights}, the prefix cache "
-            f"{settings.prefix_cache_bytes}, and {settings.max_running_rows} running sequences {sizes.bytes_per_row} "
-            "each; lower prefix_cache_bytes or max_running_rows, or set memory_bytes"
+            f"{settings.prefix_cache_bytes}, and {settings.max_running_rows} running sequences and a prompt beside "
+            f"them {sizes.bytes_per_row} each; lower prefix_cache_bytes or max_running_rows, or set memory_bytes"
         )
     return tokens
 

@@ -5,11 +5,34 @@ waiting sequence that may run is always admitted unless a chunked prefill is hal
 cache waits only for sequences that come before it.
 """
 
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
+
 from scorepool.engine.scheduling.kv_budget import KVBudget
 from scorepool.engine.scheduling.slice import Slice
 from scorepool.engine.sequence import Sequence, Share
 
 MAX_PASSED_OVER = 64  # waiting prefills that do not fit, until no more are offered in this step
+
+
+@dataclass(slots=True)
+class _Room:
+    """The room for KV caches in one step. What one sequence waits for, no later one takes."""
+
+    budget: KVBudget
+    lacks_rows: bool = False
+    lacks_memory: bool = False
+
+    def has(self, running: list[Sequence], sequence: Sequence) -> bool:
+        """True if a sequence fits beside the running ones. One that does not generate needs no row of the batch."""
+        needs_row = sequence.sampling is not None
+        if self.lacks_memory or (needs_row and self.lacks_rows):
+            return False
+        together = [*running, sequence]
+        self.lacks_memory = not self.budget.has_memory(together)
+        self.lacks_rows = self.lacks_rows or not self.budget.has_rows(together)
+        return not (self.lacks_memory or (needs_row and self.lacks_rows))
 
 
 class PrefillPolicy:
@@ -34,13 +57,13 @@ class PrefillPolicy:
         """
         self._step_tokens = step_tokens
         self._free_tokens = free_tokens
-        self._kv_budget = kv_budget
         self._running = running
         self._may_chunk = may_chunk
-        self._share_budget = kv_budget.of_one_share if has_several_shares else None
-        self._full_shares: set[Share] = set()
+        self._room = _Room(kv_budget)
+        self._rooms_of_shares: defaultdict[Share, _Room] | None = None
+        if has_several_shares:
+            self._rooms_of_shares = defaultdict(partial(_Room, kv_budget.of_one_share))
         self._num_passed_over = 0
-        self._is_full = False  # a sequence waits for room for its KV cache; so must every later one that needs one
 
     @property
     def is_exhausted(self) -> bool:
@@ -48,22 +71,15 @@ class PrefillPolicy:
         return self._free_tokens <= 0 or self._num_passed_over > MAX_PASSED_OVER
 
     def has_room(self, sequence: Sequence) -> bool:
-        """True if the sequence's KV cache fits beside the running ones, and no earlier sequence waits for room.
+        """True if the sequence's KV cache fits beside the running ones, and no earlier one waits for the same room.
 
         A sequence of a share that has taken its part waits alone: those of other shares pass it.
         """
-        if self._is_of_full_share(sequence):
-            return False
-        self._is_full = self._is_full or not self._kv_budget.fits([*self._running, sequence])
-        return not self._is_full
-
-    def _is_of_full_share(self, sequence: Sequence) -> bool:
-        if self._share_budget is None or sequence.share in self._full_shares:
-            return sequence.share in self._full_shares
-        own = [running for running in self._running if running.share == sequence.share]
-        if not self._share_budget.fits([*own, sequence]):
-            self._full_shares.add(sequence.share)
-        return sequence.share in self._full_shares
+        if self._rooms_of_shares is not None:
+            own = [running for running in self._running if running.share == sequence.share]
+            if not self._rooms_of_shares[sequence.share].has(own, sequence):
+                return False
+        return self._room.has(self._running, sequence)
 
     def try_admit(self, prefill: Slice) -> Slice | None:
         """Return what runs in this step: the prefill, or its first chunk if it is longer than a step; None if it waits.

@@ -109,9 +109,11 @@ def test_a_step_stays_within_its_budgets(
         output, _ = step(scheduler)
         num_tokens = sum(slice_.num_tokens for slice_ in prefills(output))
         assert num_tokens <= max(1, budget - len(decoded(output)))
-        assert len(scheduler.decoding) + (scheduler.chunked_prefill is not None) <= max_running
-        longest = max((sequence.max_length for sequence in scheduler.decoding), default=0)
-        assert len(scheduler.decoding) == 1 or longest * len(scheduler.decoding) <= max_cached_tokens
+        rows = [sequence.max_length for sequence in scheduler.running if sequence.sampling is not None]
+        beside = [sequence.max_length for sequence in scheduler.running if sequence.sampling is None]
+        assert len(rows) <= max_running
+        assert len(beside) <= 1
+        assert len(rows + beside) == 1 or max(rows, default=0) * len(rows) + sum(beside) <= max_cached_tokens
 
 
 @given(**batches)
@@ -248,17 +250,37 @@ def test_a_sequence_that_needs_room_for_its_cache_is_not_passed_for_good():
     assert large in started
 
 
+def test_a_long_prompt_to_score_does_not_wait_for_a_row_of_those_that_generate():
+    rows, waiting, long = [generating(3, max_tokens=50) for _ in range(4)], generating(3), scored(250)
+    scheduler = scheduler_of([*rows, waiting, long], max_running=4)
+
+    ended = [sequence for _ in range(40) for sequence in step(scheduler)[1]]
+
+    assert ended == [long]
+    assert scheduler.decoding == rows
+
+
+def test_a_long_prompt_to_score_does_not_take_the_memory_that_an_earlier_sequence_waits_for():
+    row, large, long = generating(3, max_tokens=7), generating(40, max_tokens=20), scored(150)
+    scheduler = scheduler_of([row, large, long], max_cached_tokens=110)
+    started = [slice_.sequence for slice_ in prefills(step(scheduler)[0])]
+
+    while large not in started:
+        assert long not in started
+        started += [slice_.sequence for slice_ in prefills(step(scheduler)[0])]
+
+
 def test_sequences_that_wait_for_room_are_not_checked_one_by_one(monkeypatch: pytest.MonkeyPatch):
     scheduler = scheduler_of([generating(3, max_tokens=50) for _ in range(1000)], max_running=4)
     step(scheduler)
     checked: list[list[Sequence]] = []
-    fits = KVBudget.fits
+    has_memory = KVBudget.has_memory
 
     def check(self: KVBudget, sequences: list[Sequence]) -> bool:
         checked.append(sequences)
-        return fits(self, sequences)
+        return has_memory(self, sequences)
 
-    monkeypatch.setattr(KVBudget, "fits", check)
+    monkeypatch.setattr(KVBudget, "has_memory", check)
 
     step(scheduler)
 

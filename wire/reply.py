@@ -126,9 +126,11 @@ class EngineRates(Struct, frozen=True, kw_only=True):
 class EngineLoad(Struct, frozen=True, kw_only=True):
     """Show how full a worker's batch and its memory for KV caches are."""
 
-    running_rows: Annotated[int, Meta(description="Sequences that hold a KV cache between steps.")]
+    running_rows: Annotated[int, Meta(description="Sequences that generate now.")]
     max_running_rows: int
-    cached_tokens: Annotated[int, Meta(description="Tokens of their KV caches: rows times the longest of them.")]
+    cached_tokens: Annotated[
+        int, Meta(description="Tokens of KV caches: rows times the longest of them, and a prompt that is half way.")
+    ]
     max_cached_tokens: Annotated[int, Meta(description="Tokens of KV caches that fit into memory.")]
     prefix_bytes: Annotated[int, Meta(description="Bytes of KV caches of shared prompts, in memory.")] = 0
     prefix_disk_bytes: Annotated[

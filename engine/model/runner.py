@@ -115,9 +115,12 @@ class ModelRunner:
             # waited for, with nothing for a GPU to do; after it, the device of a launch that waits has nothing to do.
             logits = self._logits(rows) if self._fits_one_head(rows) else None
             in_flight = rows if logits is None else logits
-            asked = ask_constraints(queries) if self._launch_waits else None
-            mx.async_eval(in_flight)
-            late = find_late(asked or ask_constraints(queries), partial(mx.eval, in_flight))
+            if not self._launch_waits:
+                mx.async_eval(in_flight)
+            asked = ask_constraints(queries)
+            if self._launch_waits:
+                mx.async_eval(in_flight)
+            late = find_late(asked, partial(mx.eval, in_flight))
         if late:
             queries, kept = self._pause(late, queries, rows)
             rows, logits = rows[kept], None if logits is None else logits[kept]

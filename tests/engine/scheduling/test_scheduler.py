@@ -261,8 +261,8 @@ def test_a_long_prompt_to_score_does_not_wait_for_a_row_of_those_that_generate()
 
 
 def test_a_long_prompt_to_score_does_not_take_the_memory_that_an_earlier_sequence_waits_for():
-    row, large, long = generating(3, max_tokens=7), generating(40, max_tokens=20), scored(150)
-    scheduler = scheduler_of([row, large, long], max_cached_tokens=110)
+    row, large, long = generating(3, max_tokens=7), generating(40, max_tokens=20), scored(95)
+    scheduler = scheduler_of([row, large, long], budget=50, max_cached_tokens=110)
     started = [slice_.sequence for slice_ in prefills(step(scheduler)[0])]
 
     while large not in started:

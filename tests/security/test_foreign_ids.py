@@ -112,16 +112,16 @@ async def test_a_foreign_object_costs_what_an_absent_one_costs(
                     costs[str(absent)] = await call(absent, absent_id)
                     assert costs[str(absent)][1] in (202, 400, 404), (name, foreign)
                 expected, *expected_reply = costs[str(absent)]
-                for _ in range(3):  # what the API does now and then may fall into a measurement, but not into each
+                for _ in range(9):  # what the API does now and then may fall into a measurement, but not into each
                     cost, *reply = await call(foreign, object_id)
-                    if abs(cost["bytes read"] - expected["bytes read"]) <= DIGITS:
+                    apart = abs(cost["bytes read"] - expected["bytes read"])
+                    cost["bytes read"] = expected["bytes read"]
+                    if apart <= DIGITS and (cost, reply) == (expected, expected_reply):
                         break
                     costs[str(absent)] = await call(absent, absent_id)
                     expected, *expected_reply = costs[str(absent)]
-                assert abs(cost["bytes read"] - expected["bytes read"]) <= DIGITS, (name, foreign)
-                cost["bytes read"] = expected["bytes read"]
-                assert cost == expected, (name, foreign)
-                assert reply == expected_reply, (name, foreign)
+                else:
+                    pytest.fail(f"{name}, {foreign}: {cost} {reply}, {apart} bytes apart, is not {costs[str(absent)]}")
 
 
 async def test_bob_is_answered_while_he_reads_ids_of_alice_s_large_results(

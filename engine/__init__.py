@@ -4,6 +4,7 @@ Importing this package does not load mlx: an `Engine` loads it on its own thread
 knows nothing of jobs, queues or HTTP.
 """
 
+from scorepool.engine import host_memory
 from scorepool.engine.adapter import Adapter
 from scorepool.engine.control import SetBudget
 from scorepool.engine.engine import Engine
@@ -28,6 +29,8 @@ from scorepool.engine.settings import EngineSettings
 from scorepool.engine.text.chat.call_formats.formats import REASONING_PARSERS, TOOL_PARSERS
 from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
+
+host_memory.keep_freed()  # a worker has threads before it constructs an engine
 
 __all__ = [
     "REASONING_PARSERS",

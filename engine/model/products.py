@@ -13,8 +13,6 @@ Qwen3-0.6B take 8 to 10 % less time with them, 32 to 96 tokens with one of its w
 GPUs: with the matrix units of NVIDIA's GPUs and of Apple's from the M5 on, MLX rounds the factors of float32 products
 to TF32, 10 bits of mantissa, unless it is told not to. On an H200 a product then has an error of 3e-4 of its size in
 the place of 2e-7, and no model agrees with transformers in float32 within 1e-4.
-
-Memory of a CPU's arrays must be prepared before mlx is imported too: host_memory.py.
 """
 
 import ctypes
@@ -24,8 +22,6 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-
-from scorepool.engine.model import host_memory
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +45,6 @@ def prepare() -> str:
     if sys.platform != "linux":
         return "accelerate"
     if _loaded == _REFERENCE and "mlx.core" not in sys.modules:
-        host_memory.keep_freed()
         os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", _THREAD_TIMEOUT)
         with suppress(OSError):  # a sandbox without /proc
             if is_zen4(_PROCESSORS.read_text()):

@@ -11,21 +11,16 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-# Arrays of 4 to 28 MB, computed on a thread as the engine's are: page faults of a round of all lengths, after a first
-# one, and the resident memory before and after free memory is returned, in pages.
+# Arrays of 4 to 28 MB, computed as by a worker, whose MLX thread prepares MLX when others run already: page faults of a
+# round of all lengths, after a first one, and the resident memory before and after free memory is returned, in pages.
 MEASURE = """
 import json, resource, threading
 from pathlib import Path
+from scorepool.engine import mlx_thread
 from scorepool.engine.trial import prevent_torch_import
-prevent_torch_import()
-from scorepool.engine.model import products
-products.prepare()
-import mlx.core as mx
-from scorepool.engine.model.memory_budget import return_free_memory
+from scorepool.worker import BatchWorker
 
-mx.set_default_device(mx.cpu)
-
-def compute():
+def compute(mx):
     for millions in range(1, 8):
         array = mx.ones((millions, 1_000_000))
         mx.eval(array + 1, array * 2)
@@ -34,17 +29,23 @@ def resident():
     return int(Path("/proc/self/statm").read_text().split()[1])
 
 def measure():
-    compute()
+    prevent_torch_import()
+    from scorepool.engine.model import products
+    products.prepare()
+    import mlx.core as mx
+    from scorepool.engine.model.memory_budget import return_free_memory
+
+    mx.set_default_device(mx.cpu)
+    compute(mx)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    compute()
+    compute(mx)
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
     kept = resident()
     return_free_memory()
     print(json.dumps({"faults": faults, "returned": kept - resident()}))
 
-thread = threading.Thread(target=measure)
-thread.start()
-thread.join()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+mlx_thread.start(measure).wait()
 """
 PAGES = 28 * 1_000_000 * 3 * 4 // mmap.PAGESIZE  # of all arrays of a round
 

@@ -15,9 +15,10 @@ _TUNABLES = "GLIBC_TUNABLES"
 
 
 def keep_freed() -> None:
-    """Keep what is freed, in one heap of all threads. Call before the process has threads.
+    """Keep what is freed, in one heap of all threads. What the environment says stays.
 
-    What the environment says stays.
+    Call before the process has threads: a thread that has a heap of its own keeps it, and the library lets others have
+    one too.
     """
     if any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get(_TUNABLES, ""):
         return

@@ -1,8 +1,8 @@
 """Batched inference as a library: load a model, score, generate, in one continuous batch on one MLX thread.
 
-Importing this package does not load mlx: an `Engine` loads it on its own thread when it is constructed. It does ask the
-C library to keep the memory that MLX frees on a CPU, for the whole process (`host_memory`). The package knows nothing
-of jobs, queues or HTTP.
+Importing this package does not load mlx: an `Engine` loads it on its own thread when it is constructed. The import asks
+the C library to keep the memory that MLX frees on a CPU, for the whole process (`host_memory`). The package knows
+nothing of jobs, queues or HTTP.
 """
 
 from scorepool.engine import host_memory

@@ -6,9 +6,13 @@ unprefixed builds work (Debian: libopenblas0-pthread). Without one, everything w
 its threads sleep: waiting in a loop, as they do by default, they take a quarter of the CPU time of a small model from
 the other threads and processes, and save nothing. torch, which transformers imports where it is installed, is imported
 before it: torch takes what it finds in the global scope too, is ten times slower with it on two threads, and with
-OpenBLAS 0.3.29 ends the process by a segmentation fault. On AMD's Zen 4, OpenBLAS chooses its kernels for Intel's
-AVX-512. That processor has units of 256 bits, for which the kernels of earlier Zens are made: prompts of the shape of
-Qwen3-0.6B take 8 to 10 % less time with them, 32 to 96 tokens with one of its weights 15 to 25 % less.
+OpenBLAS 0.3.29 ends the process by a segmentation fault.
+
+OpenBLAS's kernels on x86: chosen here, by what the processor can do. OpenBLAS before 0.3.25 goes by names only, and
+takes SSE3 on one that is newer than itself: Debian 12's, 0.3.21, makes 28 GFLOP/s on Intel's Emerald Rapids, and 110
+with AVX-512. On AMD's Zen 4 it takes its kernels for Intel's AVX-512. That processor has units of 256 bits, for which
+the kernels of earlier Zens are made: prompts of the shape of Qwen3-0.6B take 8 to 10 % less time with them, 32 to 96
+tokens with one of its weights 15 to 25 % less.
 
 GPUs: with the matrix units of NVIDIA's GPUs and of Apple's from the M5 on, MLX rounds the factors of float32 products
 to TF32, 10 bits of mantissa, unless it is told not to. On an H200 a product then has an error of 3e-4 of its size in
@@ -29,6 +33,8 @@ _NAMES = ("libopenblas.so.0", "libopenblas.so")
 _REFERENCE = "reference blas"
 _THREAD_TIMEOUT = "14"  # log2 of the cycles, about 6 µs, for which OpenBLAS's idle threads keep their cores; else 2**26
 _CORE_TYPE = "OPENBLAS_CORETYPE"  # the processor whose kernels OpenBLAS takes
+_AVX2 = {"avx2", "fma"}  # what the kernels of Haswell and Zen use, as Linux names it
+_AVX512 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", *_AVX2}  # of Skylake-X: not of Knights Landing
 _PROCESSORS = Path("/proc/cpuinfo")
 _TF32 = "MLX_ENABLE_TF32"  # which MLX reads at its first product
 _loaded = _REFERENCE
@@ -47,8 +53,8 @@ def prepare() -> str:
     if _loaded == _REFERENCE and "mlx.core" not in sys.modules:
         os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", _THREAD_TIMEOUT)
         with suppress(OSError):  # a sandbox without /proc
-            if is_zen4(_PROCESSORS.read_text()):
-                os.environ.setdefault(_CORE_TYPE, "ZEN")
+            if (kernels := find_kernels(_PROCESSORS.read_text())) is not None:
+                os.environ.setdefault(_CORE_TYPE, kernels)
         with suppress(ImportError):  # not installed, or prevented: see engine/trial.py
             import_module("torch")
         _loaded = next(filter(None, map(_try_load, _NAMES)), _REFERENCE)
@@ -61,12 +67,20 @@ def prepare() -> str:
     return _loaded
 
 
-def is_zen4(processors: str) -> bool:
-    """True if Linux describes AMD's Zen 4: the family of Zen 3 and 4, of which Zen 4 has AVX-512. Zen 5 is the next."""
+def find_kernels(processors: str) -> str | None:
+    """Return the name of OpenBLAS's kernels that suit the processors that Linux describes, or None: it finds them.
+
+    Family 25 of AMD's is Zen 3 and Zen 4. Zen 5, the next, has units of 512 bits.
+    """
     fields = dict(line.split(":", 1) for line in processors.partition("\n\n")[0].splitlines() if ":" in line)
     described = {name.strip(): value.split() for name, value in fields.items()}
-    is_family = described.get("vendor_id") == ["AuthenticAMD"] and described.get("cpu family") == ["25"]
-    return is_family and "avx512f" in described.get("flags", [])
+    flags = set(described.get("flags", []))
+    is_amd = described.get("vendor_id") == ["AuthenticAMD"]
+    if flags >= _AVX512 and not (is_amd and described.get("cpu family") == ["25"]):
+        return "SKYLAKEX"
+    if flags >= _AVX2:
+        return "ZEN" if is_amd else "HASWELL"
+    return None
 
 
 def _try_load(name: str) -> str | None:

@@ -86,25 +86,46 @@ def describe_processor(vendor: str, family: int, flags: str) -> str:
     return f"{core}\n{core.replace(': 0', ': 1')}\n"
 
 
+AVX2 = "avx fma avx2"
+AVX512 = f"{AVX2} avx512f avx512dq avx512cd avx512bw avx512vl"
+
+
 @pytest.mark.parametrize(
     ("processors", "expected"),
     [
-        pytest.param(describe_processor("AuthenticAMD", 25, "avx2 avx512f avx512_bf16"), True, id="Zen 4"),
-        pytest.param(describe_processor("AuthenticAMD", 25, "avx2"), False, id="Zen 3, whose kernels these are"),
-        pytest.param(describe_processor("AuthenticAMD", 26, "avx2 avx512f"), False, id="Zen 5, with units of 512 bits"),
-        pytest.param(describe_processor("GenuineIntel", 6, "avx2 avx512f"), False, id="Intel"),
-        pytest.param("processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n\n", False, id="ARM"),
-        pytest.param("", False, id="nothing is told"),
+        pytest.param(describe_processor("GenuineIntel", 6, f"{AVX512} amx_tile"), "SKYLAKEX", id="Emerald Rapids"),
+        pytest.param(describe_processor("GenuineIntel", 6, AVX2), "HASWELL", id="Alder Lake"),
+        pytest.param(
+            describe_processor("GenuineIntel", 6, f"{AVX2} avx512f avx512cd"), "HASWELL", id="Knights Landing"
+        ),
+        pytest.param(describe_processor("GenuineIntel", 6, "avx"), None, id="Sandy Bridge"),
+        pytest.param(describe_processor("AuthenticAMD", 25, f"{AVX512} avx512_bf16"), "ZEN", id="Zen 4"),
+        pytest.param(describe_processor("AuthenticAMD", 25, AVX2), "ZEN", id="Zen 3"),
+        pytest.param(describe_processor("AuthenticAMD", 26, AVX512), "SKYLAKEX", id="Zen 5, with units of 512 bits"),
+        pytest.param(describe_processor("AuthenticAMD", 21, "avx fma4"), None, id="Bulldozer"),
+        pytest.param("processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n\n", None, id="ARM"),
+        pytest.param("", None, id="nothing is told"),
     ],
 )
-def test_zen4_is_told_from_processors_for_which_openblas_has_kernels(processors: str, expected: bool):
-    assert products.is_zen4(processors) is expected
+def test_openblas_has_the_kernels_for_what_the_processor_can_do(processors: str, expected: str | None):
+    assert products.find_kernels(processors) == expected
 
 
 @LINUX
-def test_zen4_has_the_kernels_of_earlier_zens_unless_the_environment_says_otherwise(root: Path, tmp_path: Path):
+def test_openblas_takes_the_kernels_it_is_told(root: Path):
+    kernels = products.find_kernels(Path("/proc/cpuinfo").read_text())
+    if kernels is None or "openblas" not in products.prepare():
+        pytest.skip("OpenBLAS finds its kernels itself, or is not there")
+    environ = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
+    code = f"{WITHOUT_TORCH}from scorepool.engine.model import products; print(products.prepare())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, env=environ, capture_output=True, text=True)
+    assert done.stdout.lower().startswith(f"openblas {kernels.lower()},"), done.stdout + done.stderr
+
+
+@LINUX
+def test_openblas_has_these_kernels_unless_the_environment_says_otherwise(root: Path, tmp_path: Path):
     processors = tmp_path / "cpuinfo"
-    processors.write_text(describe_processor("AuthenticAMD", 25, "avx2 avx512f"))
+    processors.write_text(describe_processor("AuthenticAMD", 25, AVX512))
     code = (
         f"{WITHOUT_TORCH}import os, pathlib; from scorepool.engine.model import products;"
         f"products._PROCESSORS = pathlib.Path({str(processors)!r}); products.prepare();"

@@ -60,7 +60,7 @@ class PendingColumn:
     values: mx.array
 
 
-MIN_NORMALIZED = 2**14  # logits
+MIN_NORMALIZED = 2**11  # logits; fewer, of tests' tiny models, are the device's, whose way is so tested on x86 too
 
 
 class OnHost(NamedTuple):

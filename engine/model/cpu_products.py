@@ -40,7 +40,8 @@ def install(model: Any) -> None:
     if not cpu_kernels.are_used():
         return
     for module in model.modules():
-        if (kind := _KINDS.get(type(module))) is not None:
+        kind = _KINDS.get(type(module))
+        if kind is not None and (hasattr(module, "bits") or module["weight"].size >= MIN_WEIGHTS):
             module.__class__ = kind
 
 

@@ -25,6 +25,7 @@ from scorepool.engine.model import (
     checkpoint,
     classifier,
     cpu_kernels,
+    cpu_norms,
     cpu_products,
     cuda_rotary,
     memory_budget,
@@ -267,6 +268,7 @@ def load_checked(
         activations.patch(model, config)
         cpu_kernels.install(model, checkpoint.configured_context_length(config))
         cuda_rotary.install(model)
+        cpu_norms.install(model)
         cpu_products.install(model)
     return model, config, min((limit for limit in limits if limit is not None), default=None)
 

@@ -102,3 +102,10 @@ def test_classes_keep_their_names_and_nothing_changes_where_mlx_has_simd(
     kinds = [type(module) for module in unchanged.modules()]
     cpu_products.install(unchanged)
     assert [type(module) for module in unchanged.modules()] == kinds
+
+
+def test_layers_of_small_weights_are_left_to_mlx():
+    small = nn.Linear(8, 8)
+    kind = type(small)
+    cpu_products.install(small)
+    assert type(small) is kind

@@ -12,9 +12,12 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+_Floats = npt.NDArray[np.float32]
+
 _CHUNK = 2**17  # logits that stay in the processor's cache
 _MIN_LANES = 64  # parts of a row, of each of which the largest logit is known
 _MANY = 1024  # candidates of a row; so many are ties, such as excluded tokens
+_FEW_ROWS = 4  # which take less time one after the other, in half as many calls of NumPy
 
 
 def normalize(logits: mx.array, token_ids: mx.array) -> tuple[list[float], list[float]]:
@@ -47,20 +50,22 @@ def top_k(logits: mx.array, normalizers: list[float], rows: list[int] | None, k:
         values, normalized = values[rows], normalized[rows]
     if not all(map(isfinite, normalizers)):
         values = np.where(np.isnan(values), -np.inf, values)  # so that every row has k values that can be compared
-    vocab_size = values.shape[1]
     bounds = _bounds(values, k)
+    if len(values) <= _FEW_ROWS and (found := _top_of_few(values, bounds, normalized, k)) is not None:
+        return found
+    vocab_size = values.shape[1]
     is_candidate = values >= bounds[:, None]
     for row in np.flatnonzero(np.count_nonzero(is_candidate, axis=1) > max(_MANY, 4 * k)):
         ties = np.flatnonzero(values[row] == bounds[row])
         is_candidate[row, ties[k:]] = False  # k of them suffice, those with the lowest ids
     flat = np.flatnonzero(is_candidate)
     row_of, ids = np.divmod(flat, vocab_size)
-    found = values.reshape(-1)[flat]
-    order = np.lexsort((ids, -found, row_of))
+    logits_found = values.reshape(-1)[flat]
+    order = np.lexsort((ids, -logits_found, row_of))
     firsts = np.searchsorted(flat, np.arange(0, values.size, vocab_size))
     chosen = order[firsts[:, None] + np.arange(k)]
     with np.errstate(invalid="ignore"):
-        logprobs = found[chosen] - normalized[:, None]
+        logprobs = logits_found[chosen] - normalized[:, None]
     # Of two floats below 0 the one with the smaller bits is larger; one that rounding has put above comes first.
     keys = logprobs.view(np.uint32).astype(np.uint64) << np.uint64(32) | ids[chosen].astype(np.uint64)
     keys.sort(axis=1)
@@ -70,13 +75,30 @@ def top_k(logits: mx.array, normalizers: list[float], rows: list[int] | None, k:
     )
 
 
-def _bounds(values: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.float32]:
+def _top_of_few(values: _Floats, bounds: _Floats, normalizers: _Floats, k: int) -> tuple[list[Any], list[Any]] | None:
+    """Return what `top_k` does, or None if a row has many candidates."""
+    top_ids, top_logprobs = [], []
+    for row, bound, normalizer in zip(values, bounds, normalizers, strict=True):
+        ids = np.flatnonzero(row >= bound)
+        if len(ids) > _MANY:
+            return None
+        logits = row[ids]
+        with np.errstate(invalid="ignore"):
+            logprobs = logits - normalizer
+        chosen = sorted(zip((-logits).tolist(), ids.tolist(), logprobs.tolist(), strict=True))[:k]
+        chosen.sort(key=lambda found: (-found[2], found[1]))
+        top_ids.append(array("I", [token_id for _, token_id, _ in chosen]))
+        top_logprobs.append(array("f", [logprob for _, _, logprob in chosen]))
+    return top_ids, top_logprobs
+
+
+def _bounds(values: _Floats, k: int) -> _Floats:
     """Return for each row a value that at least k of its values reach, and few more: the k-th of some largest ones."""
     num_rows, vocab_size = values.shape
     num_lanes = min(max(2 * k, _MIN_LANES), vocab_size)
     length = vocab_size // num_lanes
     lanes = values[:, : length * num_lanes].reshape(num_rows, length, num_lanes)
-    largest: npt.NDArray[np.float32] = np.partition(lanes.max(axis=1), num_lanes - k, axis=1)[:, num_lanes - k]
+    largest: _Floats = np.partition(lanes.max(axis=1), num_lanes - k, axis=1)[:, num_lanes - k]
     return largest
 
 

@@ -50,7 +50,7 @@ def test_rows_without_a_distribution_have_no_normalizer(value: float):
 
 
 @pytest.mark.parametrize(("vocab_size", "k"), [(5003, 20), (5003, 1), (300, 20), (70, 64), (20, 20), (151_936, 5)])
-@pytest.mark.parametrize("rows", [None, [1, 2, 3, 4]])
+@pytest.mark.parametrize("rows", [None, [1, 2, 3, 4], [1, 0]])
 def test_the_most_likely_tokens_are_those_of_mlx(vocab_size: int, k: int, rows: list[int] | None):
     logits = mx.random.normal((5, vocab_size)) * 4
     logits[2] = mx.round(logits[2])  # ties
@@ -66,6 +66,24 @@ def test_the_most_likely_tokens_are_those_of_mlx(vocab_size: int, k: int, rows: 
     expected, values = scoring.by_logprob(expected, scoring.logprobs_of_many(asked, normalizer, expected))
     assert [list(row) for row in ids] == expected.tolist()
     assert [list(row) for row in logprobs] == values.tolist()
+
+
+@pytest.mark.parametrize("num_rows", [1, 4, 5])
+def test_rows_without_a_distribution_have_as_many_entries(num_rows: int):
+    logits = mx.random.normal((num_rows, 300))
+    logits[0, 7], logits[0, 8] = mx.nan, mx.inf
+    normalizers, _ = cpu_logprobs.normalize(logits, mx.zeros((num_rows,), dtype=mx.int32))
+    ids, logprobs = cpu_logprobs.top_k(logits, normalizers, None, 20)
+    assert [len(row) for row in ids] == [len(row) for row in logprobs] == [20] * num_rows
+
+
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_the_logprob_of_the_only_token_is_zero_and_has_no_sign(num_rows: int):
+    logits = mx.full((num_rows, 300), -mx.inf)
+    logits[:, 7] = 3.0
+    normalizers, _ = cpu_logprobs.normalize(logits, mx.full((num_rows,), 7))
+    _, logprobs = cpu_logprobs.top_k(logits, normalizers, None, 1)
+    assert [str(row[0]) for row in logprobs] == ["0.0"] * num_rows
 
 
 @given(st.lists(st.lists(st.sampled_from([0.0, 1.0, 1.0000001, -2.0, -np.inf]), min_size=9, max_size=9), min_size=1))

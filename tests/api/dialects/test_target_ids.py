@@ -69,7 +69,9 @@ def test_an_echoed_prompt_keeps_its_most_likely_tokens(ask: Ask):
     found = ask("/v1/completions", **body, logprob_token_ids=IDS).json()["choices"][0]["logprobs"]["top_logprobs"]
     none = ask("/v1/completions", **body, logprob_token_ids=[]).json()["choices"][0]["logprobs"]["top_logprobs"]
 
-    assert found[: len(PROMPT)] == plain[: len(PROMPT)]
+    for top, expected_top in zip(found[1 : len(PROMPT)], plain[1 : len(PROMPT)], strict=True):
+        assert top == pytest.approx(expected_top, abs=1e-5)  # MLX computes them beside those of the ids, else NumPy
+    assert found[0] is plain[0] is None
     assert all(len(top) >= len(IDS) for top in found[len(PROMPT) :])
     assert none == plain
 

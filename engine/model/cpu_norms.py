@@ -1,8 +1,8 @@
 """Normalize few elements in three operations on CPUs for which MLX has no SIMD.
 
-An RMS norm takes seven operations of MLX there. Each costs as much as a thousand elements, whatever it computes: a
-token of a small model spends a tenth of its time on norms. MLX's compiler joins those behind the sum to one, in loops
-that are slower than MLX's own where there are many elements. Values are those of MLX to the bit.
+An RMS norm takes seven operations of MLX there, which take 65 µs of CPU for 192 elements, and most of that for 32 too.
+MLX's compiler joins those behind the sum to one, which leaves 25 µs. Its loops are slower than MLX's own where there
+are many elements. Values are those of MLX to the bit.
 
 The compiler is g++, which MLX runs once per machine and loop, into a folder for temporary files.
 """

@@ -41,6 +41,7 @@ def install(model: Any) -> None:
         return
     for module in model.modules():
         kind = _KINDS.get(type(module))
+        # `bits`: quantised weights of any size may be dequantised. Small ones that are not are always left to MLX.
         if kind is not None and (hasattr(module, "bits") or module["weight"].size >= MIN_WEIGHTS):
             module.__class__ = kind
 

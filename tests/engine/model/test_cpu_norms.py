@@ -28,9 +28,9 @@ class Norms(Module):
         self.other = Linear(2, 2)
 
 
-def compile_in_process(folder: Path, **more: str) -> "subprocess.Popen[str]":
+def compile_in_process(folder: Path) -> "subprocess.Popen[str]":
     """Start a process that compiles into a folder for temporary files."""
-    environ = os.environ | {"TMPDIR": str(folder)} | more
+    environ = os.environ | {"TMPDIR": str(folder)}
     return subprocess.Popen([sys.executable, "-c", COMPILES], env=environ, stdout=subprocess.PIPE, text=True)
 
 

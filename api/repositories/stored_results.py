@@ -6,7 +6,7 @@ Every API process looks for such objects; Redis tells each of them at most once 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -59,15 +59,25 @@ class StoredResults:
         """Read the frames of a result. Raises Damaged, Unavailable."""
         return [frame async for frame in self.frames(job_id, stored)]
 
-    async def begin(self, job_id: str, stored: StoredResult) -> tuple[bytes, AsyncIterator[bytes]]:
-        """Read the first frame; return it and the others. Both raise Damaged and Unavailable."""
-        frames = self.frames(job_id, stored)
+    async def begin(
+        self, job_id: str, stored: StoredResult, count: Callable[[int], None]
+    ) -> tuple[bytes, AsyncIterator[bytes]]:
+        """Read the first frame; return it and the others. Both raise Damaged and Unavailable.
+
+        `count` gets the size of the first frame when a chunk of it is there, maybe several times. If it raises, the
+        rest is not read.
+        """
+        frames = self.frames(job_id, stored, count)
         try:
-            return await anext(frames), frames
+            first = await anext(frames)
         except StopAsyncIteration:
             raise Damaged("it is empty") from None
+        count(len(first))
+        return first, frames
 
-    async def frames(self, job_id: str, stored: StoredResult) -> AsyncIterator[bytes]:
+    async def frames(
+        self, job_id: str, stored: StoredResult, count_first: Callable[[int], None] = lambda num_bytes: None
+    ) -> AsyncIterator[bytes]:
         """Read the frames of a result, one after the other. Raises Damaged, Unavailable."""
         if self._store is None:
             raise Unavailable(
@@ -87,6 +97,8 @@ class StoredResults:
                 for body in reader.feed(chunk):
                     yield body
                     has_begun = True
+                if not has_begun:
+                    count_first(reader.begun_bytes)
             reader.check_end()
         except ResultMissing:
             raise Damaged("it is not there") from None

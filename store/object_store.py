@@ -14,6 +14,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, from_url
 
+from scorepool.store.limited_calls import LimitedCalls
 from scorepool.store.result_store import ResultMissing, ResultStoreError
 from scorepool.store.settings import SettingsError
 
@@ -21,6 +22,7 @@ T = TypeVar("T")
 TIMEOUT_S = 300  # of one request, with its repetitions
 # Of one chunk of a file: a share may hang, and obstore 0.12 waits for ever for the rest of a file that became shorter.
 FOLDER_TIMEOUT_S = 30
+FOLDER_BYTES_PER_S = 2**20  # of a share that is slow: a file that is written or read as a whole takes so much longer
 CONNECT_TIMEOUT_S = 10
 MAX_RETRIES = 2  # of one request; the worker and the API try again
 CHUNK_BYTES = 2**20
@@ -41,6 +43,7 @@ class ObjectStore:
         self._folder = Path(unquote(parts.path)) if parts.scheme == "file" else None
         if self._folder is not None and (parts.netloc not in ("", "localhost") or not self._folder.is_dir()):
             raise SettingsError(f"{place}: expected the URL of a folder that exists, such as file:///Volumes/results")
+        self._folder_calls = LimitedCalls()
         self._mount_point = None if self._folder is None else _mount_point(self._folder)
         try:
             if self._folder is not None:
@@ -60,6 +63,9 @@ class ObjectStore:
 
     def put(self, path: str, body: bytes) -> None:
         """Write an object, whole or not at all. Raises ResultStoreError."""
+        self._limited(lambda: self._put(path, body), len(body), undo=lambda: obstore.delete(self._store, path))
+
+    def _put(self, path: str, body: bytes) -> None:
         if self._is_folder_gone():
             raise self._mapped(FileNotFoundError())  # obstore would make it anew, on the disk of this machine
         try:
@@ -69,10 +75,26 @@ class ObjectStore:
 
     def get(self, path: str) -> bytes:
         """Read an object. Raises ResultStoreError, ResultMissing."""
+        found = self._limited(lambda: self._read(lambda: obstore.get(self._store, path)))
+        return self._limited(lambda: self._read(lambda: bytes(found.bytes())), found.meta["size"])
+
+    def _read(self, reading: Callable[[], T]) -> T:
         try:
-            return bytes(obstore.get(self._store, path).bytes())
+            return reading()
         except (BaseError, OSError) as error:
             raise self._mapped(error) from None
+
+    def _limited(self, call: Callable[[], T], num_bytes: int = 0, undo: Callable[[], object] = lambda: None) -> T:
+        """Make a call: of a folder in as long as it may take for these bytes. Other stores end theirs by themselves.
+
+        A write that ends too late is undone, because no job would name its object. Raises ResultStoreError.
+        """
+        if self._folder is None:
+            return call()
+        try:
+            return self._folder_calls.run(call, FOLDER_TIMEOUT_S + num_bytes / FOLDER_BYTES_PER_S, undo)
+        except TimeoutError:
+            raise ResultStoreError(f"the folder {self._folder} does not answer") from None
 
     async def open(self, path: str) -> tuple[int, AsyncIterator[bytes]]:
         """Return an object's size, and its bytes in chunks. Both raise ResultStoreError, the first ResultMissing."""

@@ -6,7 +6,10 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from threading import Event
+from typing import Any
 
+import obstore
 import pytest
 
 from scorepool.store import Settings, SettingsError
@@ -19,6 +22,7 @@ from scorepool.store.result_store import (
     open_result_store,
     path_of_lease,
 )
+from tests.worker.conftest import until
 
 PATH = "scorepool/ab/abc-1"
 
@@ -156,6 +160,48 @@ def test_a_file_that_becomes_shorter_while_it_is_read_ends_the_reading(tmp_path:
 
     with pytest.raises(ResultStoreError, match="has not answered for 1 s"):
         asyncio.run(asyncio.wait_for(read_and_truncate(), 30))
+
+
+def test_a_folder_that_does_not_answer_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = opened(tmp_path.as_uri())
+    store.put(PATH, b"x")
+    monkeypatch.setattr("scorepool.store.object_store.FOLDER_TIMEOUT_S", 1.0)
+    answers, put = Event(), obstore.put
+
+    def put_late(*args: Any, **options: Any) -> None:
+        answers.wait()
+        put(*args, **options)
+
+    monkeypatch.setattr(obstore, "put", put_late)
+    for attempt in (lambda: store.put(f"{PATH}2", b"y"), lambda: store.put(f"{PATH}2", b"y"), lambda: store.get(PATH)):
+        with pytest.raises(ResultStoreError, match="does not answer") as error:
+            attempt()
+        assert not isinstance(error.value, ResultMissing)
+    answers.set()
+    until(lambda: is_read(store))
+    with pytest.raises(ResultMissing):  # its writer has been told that it is not written
+        store.get(f"{PATH}2")
+    store.put(f"{PATH}2", b"z")
+    assert store.get(f"{PATH}2") == b"z"
+
+
+def test_a_file_that_does_not_answer_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = opened(tmp_path.as_uri())
+    store.put(PATH, b"x")
+    monkeypatch.setattr("scorepool.store.object_store.FOLDER_TIMEOUT_S", 1.0)
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("pipe", PATH):
+        with pytest.raises(ResultStoreError, match="does not answer"):
+            store.get(path)
+    os.close(os.open(tmp_path / "pipe", os.O_RDWR))  # who opens it goes on
+    until(lambda: is_read(store))
+
+
+def is_read(store: ResultStore) -> bool:
+    try:
+        return store.get(PATH) == b"x"
+    except ResultStoreError:
+        return False
 
 
 def test_a_server_that_does_not_answer_is_reported_in_a_sentence(monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,7 @@
 """Results that are too large for Redis, through real processes: visible once, never lost, deleted with their jobs."""
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -244,7 +245,7 @@ def test_a_worker_whose_store_cannot_be_used_does_not_start(workers: Workers, tm
     assert "Traceback" not in workers.log
 
 
-def test_a_compare_job_reads_its_base_from_the_store(redis: Redis, folder: Path):
+def test_a_compare_job_reads_its_base_from_the_store(redis: Redis, folder: Path, monkeypatch: pytest.MonkeyPatch):
     store = open_result_store(Settings(result_store=folder.as_uri()))
     assert store is not None
     request: Any = wire.Compare(model="demo", base="base", items=[wire.ScoreItem(prompt="a", completion="b")])
@@ -263,4 +264,11 @@ def test_a_compare_job_reads_its_base_from_the_store(redis: Redis, folder: Path)
     redis.set(Keys.outcome(run.base_job_id), wire.encode(replace(recorded, execution="../e")))
     with pytest.raises(JobError, match="no ids"):
         run._read()
-    assert BaseIsPending  # raised while a server does not answer; a folder always does
+
+    redis.set(Keys.outcome(run.base_job_id), wire.encode(recorded))
+    monkeypatch.setattr("scorepool.store.object_store.FOLDER_TIMEOUT_S", 1.0)
+    path.unlink()
+    os.mkfifo(path)  # whose reading hangs, as that of a share does whose server is away
+    with pytest.raises(BaseIsPending):
+        run._read()
+    os.close(os.open(path, os.O_RDWR))  # ends the hang

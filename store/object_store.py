@@ -19,7 +19,9 @@ from scorepool.store.result_store import ResultMissing, ResultStoreError
 from scorepool.store.settings import SettingsError
 
 T = TypeVar("T")
-TIMEOUT_S = 300  # of one request, with its repetitions
+TIMEOUT_S = 300  # of one write or deletion, with its repetitions
+READ_TIMEOUT_S = 30  # of one chunk of an object of a server
+MAX_READ_S = 86_400  # of a whole object, which takes as long as the API's client needs. Without one, obstore takes 30 s
 # Of one chunk of a file: a share may hang, and obstore 0.12 waits for ever for the rest of a file that became shorter.
 FOLDER_TIMEOUT_S = 30
 FOLDER_BYTES_PER_S = 2**20  # of a share that is slow: a file that is written or read as a whole takes so much longer
@@ -48,16 +50,10 @@ class ObjectStore:
         try:
             if self._folder is not None:
                 self._store: Any = LocalStore(self._folder)
+                self._reader: Any = self._store
             else:
-                self._store = from_url(
-                    url,
-                    client_options={
-                        "timeout": f"{TIMEOUT_S}s",
-                        "connect_timeout": f"{CONNECT_TIMEOUT_S}s",
-                        "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true",
-                    },
-                    retry_config={"max_retries": MAX_RETRIES, "retry_timeout": timedelta(seconds=TIMEOUT_S)},
-                )
+                self._store = _client(url, timeout_s=TIMEOUT_S, read_timeout_s=TIMEOUT_S)
+                self._reader = _client(url, timeout_s=MAX_READ_S, read_timeout_s=READ_TIMEOUT_S)
         except (BaseError, OSError, ValueError) as error:
             raise SettingsError(f"{place}: {_reason(error)}") from None
 
@@ -75,7 +71,7 @@ class ObjectStore:
 
     def get(self, path: str) -> bytes:
         """Read an object. Raises ResultStoreError, ResultMissing."""
-        found = self._limited(lambda: self._read(lambda: obstore.get(self._store, path)))
+        found = self._limited(lambda: self._read(lambda: obstore.get(self._reader, path)))
         return self._limited(lambda: self._read(lambda: bytes(found.bytes())), found.meta["size"])
 
     def _read(self, reading: Callable[[], T]) -> T:
@@ -98,7 +94,7 @@ class ObjectStore:
 
     async def open(self, path: str) -> tuple[int, AsyncIterator[bytes]]:
         """Return an object's size, and its bytes in chunks. Both raise ResultStoreError, the first ResultMissing."""
-        found = await self._try(lambda: self._in_time(obstore.get_async(self._store, path)))
+        found = await self._try(lambda: self._in_time(obstore.get_async(self._reader, path)))
         return found.meta["size"], self._chunks(found)
 
     async def _chunks(self, found: Any) -> AsyncIterator[bytes]:
@@ -150,6 +146,20 @@ class ObjectStore:
         if self._folder is None or self._mount_point is None:
             return False
         return not (self._folder.is_dir() and self._mount_point.is_mount())
+
+
+def _client(url: str, timeout_s: float, read_timeout_s: float) -> Any:
+    """Return obstore's client of an object store. Raises BaseError, OSError, ValueError."""
+    return from_url(
+        url,
+        client_options={
+            "timeout": timedelta(seconds=timeout_s),
+            "read_timeout": timedelta(seconds=read_timeout_s),
+            "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
+            "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true",
+        },
+        retry_config={"max_retries": MAX_RETRIES, "retry_timeout": timedelta(seconds=TIMEOUT_S)},
+    )
 
 
 def _mount_point(folder: Path) -> Path:

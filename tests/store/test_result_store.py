@@ -5,8 +5,11 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import obstore
@@ -211,6 +214,51 @@ def test_a_server_that_does_not_answer_is_reported_in_a_sentence(monkeypatch: py
     with pytest.raises(ResultStoreError, match="S3") as error:
         opened("s3://bucket/results").put(PATH, b"x")
     assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Run a server of an object that is sent in eight chunks. One below `stalls` is sent to its half only."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            for name, value in (("Content-Length", "8"), ("ETag", "1"), ("Last-Modified", formatdate(0, usegmt=True))):
+                self.send_header(name, value)
+            self.end_headers()
+            for number in range(8):
+                if number == 4 and "stalls" in self.path:
+                    ends.wait()
+                self.wfile.write(b"x")
+                ends.wait(0.2)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    ends = Event()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+        names = {"ENDPOINT_URL": url, "ALLOW_HTTP": "true", "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}
+        for name, value in names.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield "s3://bucket"
+        ends.set()
+        server.shutdown()
+
+
+def test_a_slow_object_of_a_server_is_read_to_its_end_and_a_stalled_one_given_up(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("scorepool.store.object_store.TIMEOUT_S", 1)
+    monkeypatch.setattr("scorepool.store.object_store.READ_TIMEOUT_S", 1)
+    store = opened(bucket)
+    assert store.get("slow") == b"x" * 8
+    assert read(store, "slow") == (8, b"x" * 8)
+    for attempt in (lambda: store.get("stalls"), lambda: read(store, "stalls")):
+        with pytest.raises(ResultStoreError, match="S3") as error:
+            attempt()
+        assert not isinstance(error.value, ResultMissing)
 
 
 def test_ids_from_redis_name_no_other_file():

@@ -1,8 +1,8 @@
 """Write results that are too large for Redis to the result store, before the ends of their jobs are recorded.
 
 The job keeps its lease meanwhile. Its end is then recorded as any other, with a `wire.StoredResult` as its outcome, so
-a result is visible once or not at all. Redis knows of an object before it is written: one that no end names is deleted
-later (store/result_store.py).
+a result is visible once or not at all. Redis knows of an object before it is written, and after: one that no end names
+is deleted later (store/result_store.py).
 
 The main thread calls `take`; a thread of its own writes.
 """
@@ -87,7 +87,10 @@ class ResultWriter:
             started_at = awake_s()
             try:
                 self._expect(args=[inflight.lease_key, CHECK_AFTER_S])
-                store.put(path, body)
+                try:
+                    store.put(path, body)
+                finally:  # the API forgets the object if this process, or its machine, slept in between
+                    self._expect(args=[inflight.lease_key, CHECK_AFTER_S])
             except REDIS_UNAVAILABLE:
                 pass  # the loop says so, and the job could not end without Redis
             except ResultStoreError as error:

@@ -46,6 +46,7 @@ local function finish(wip, lease_key, num_uploaded, outcome, ttl_s, fields, resu
 
   if try('stream', 'XADD', results, 'MAXLEN', '~', 10, '*', unpack(result)) then redis.call('EXPIRE', results, ttl_s) end
   end_job(id, string.sub(wip, #WIP_ + 1), 'finished', fields, outcome ~= '' and outcome or nil, ttl_s)
+  try('zset', 'ZADD', STORED_RESULTS, 'XX', 'LT', now_s + ttl_s + 1, lease_key)  -- an object goes with its outcome
   redis.call('DEL', EXECUTION_ .. lease_key, EXECUTIONS_ .. id, upload)
   try('zset', 'ZREM', wip, lease_key)  -- last, because a job whose end an error cuts short must keep its lease
   return 'recorded'

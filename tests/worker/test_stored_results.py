@@ -130,6 +130,18 @@ def test_every_way_of_reading_gives_the_result_and_deletion_deletes_it(
         assert "Traceback" not in (tmp_path / "api.log").read_text()
 
 
+def test_an_object_of_a_job_that_is_kept_for_seconds_goes_with_it(
+    redis: Redis, redis_url: str, workers: Workers, root: Path, tmp_path: Path, folder: Path
+):
+    with running(root, redis_url, tmp_path / "api.log", result_store=folder.as_uri()):
+        job_id = submit(redis, generate(max_tokens=LARGE), fields={"owner": "local", "result_ttl": 3})
+        workers.start("--name", "w", **environ(folder))
+        stored(redis, job_id)
+        assert len(objects(folder)) == 1
+        until(lambda: objects(folder) == [] and not redis.exists(Keys.stored_results))
+        assert not redis.exists(Keys.outcome(job_id))
+
+
 def test_a_worker_that_is_killed_between_write_and_end_leaves_an_object_that_is_deleted(
     redis: Redis, redis_url: str, workers: Workers, root: Path, tmp_path: Path, folder: Path
 ):

@@ -81,6 +81,10 @@ class PrefillPolicy:
                 return False
         return self._room.has(self._running, sequence)
 
+    def pass_over(self) -> None:
+        """Count a waiting prefill that does not begin in this step."""
+        self._num_passed_over += 1
+
     def try_admit(self, prefill: Slice) -> Slice | None:
         """Return what runs in this step: the prefill, or its first chunk if it is longer than a step; None if it waits.
 
@@ -91,7 +95,7 @@ class PrefillPolicy:
         else:
             is_admitted = prefill.num_tokens <= self._free_tokens
         if not is_admitted:
-            self._num_passed_over += 1
+            self.pass_over()
             return None
         admitted = prefill.first(self._free_tokens)
         self._free_tokens -= admitted.num_tokens

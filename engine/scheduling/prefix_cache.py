@@ -14,8 +14,8 @@ computed prefix, or computes all of it. Each adapter has a tree of its own, beca
 each scope, whose prompts must not be recognised by the time that they take. So have the images that a sequence shows,
 which stand behind equal tokens.
 
-A store keeps computed prefixes of the base model beyond that: a prefix that it holds is loaded instead of computed. It
-gets one when the engine has nothing else to do, and those that are evicted.
+A store keeps computed prefixes of the base model beyond that: a prefix that it holds is loaded instead of computed, in
+the step in which a sequence begins with it. It gets one when the engine has nothing else to do, and those that are evicted.
 """
 
 from typing import Any, Protocol
@@ -173,14 +173,25 @@ class PrefixCache:
         for prefix in end.path if end else ():
             prefix.num_waiting -= 1
 
+    def num_to_load(self, sequence: Sequence) -> int:
+        """Count the tokens of the prefix that `load` would read for a waiting sequence; 0 if there is none."""
+        stored = self._longest_stored(sequence)
+        return stored.length if stored else 0
+
+    def load(self, sequence: Sequence) -> None:
+        """Load the longest prefix that the store has of a waiting sequence, unless a longer one is in memory."""
+        while stored := self._longest_stored(sequence):
+            stored.is_stored = self.store is not None and self.store.load(stored)
+            if stored.is_stored:
+                self.insert(stored)
+                self._loaded.add(sequence)
+
     def match(self, sequence: Sequence) -> tuple[Prefix | None, list[Prefix]]:
         """Return the computed prefix that a waiting sequence can continue from, and those worth computing after it."""
         end = self._waiting.get(sequence)
         if end is None:
             return None, []
         path = end.path
-        if self._load_longest(path):
-            self._loaded.add(sequence)
         cached = next((prefix for prefix in reversed(path) if prefix.is_computed), None)
         if cached is not None:
             self._computed.pop(cached, None)
@@ -241,17 +252,13 @@ class PrefixCache:
             del self._ends[end]
         self._num_tokens -= _num_tokens_below(root)
 
-    def _load_longest(self, path: list[Prefix]) -> bool:
-        """Load the longest prefix of a path that the store has, unless a longer one is in memory; return if it did."""
-        for prefix in reversed(path):
-            if prefix.is_computed or self.store is None:
-                return False
-            if prefix.is_stored:
-                prefix.is_stored = self.store.load(prefix)
-                if prefix.is_stored:
-                    self.insert(prefix)
-                    return True
-        return False
+    def _longest_stored(self, sequence: Sequence) -> Prefix | None:
+        """Find the longest prefix of a waiting sequence that the store has; None if a longer one is in memory."""
+        end = self._waiting.get(sequence)
+        if end is None or self.store is None:
+            return None
+        longest = next((prefix for prefix in reversed(end.path) if prefix.is_computed or prefix.is_stored), None)
+        return None if longest is None or longest.is_computed else longest
 
     def _save(self, prefix: Prefix) -> bool:
         """Give a computed prefix to the store. Return False if it has it, or needs none."""

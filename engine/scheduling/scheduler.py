@@ -181,20 +181,31 @@ class Scheduler:
             may_chunk=chunked is None,
             has_several_shares=self.waiting.has_several_shares,
         )
-        slices = self._admit(policy)
+        slices = self._admit(policy, budget)
         if chunked:
             slices.append(chunked.first(max(1, budget - sum(slice_.num_tokens for slice_ in slices))))
             self._insert_prefix(slices[-1])
         return slices
 
-    def _admit(self, policy: PrefillPolicy) -> list[Slice]:
-        """Offer waiting sequences, and the prefixes that they share, to the policy."""
+    def _admit(self, policy: PrefillPolicy, max_loaded: int) -> list[Slice]:
+        """Offer waiting sequences, and the prefixes that they share, to the policy.
+
+        The step loads one stored prefix, or several of no more than `max_loaded` tokens together: the time that loading
+        takes, and the memory that it needs beyond the cache's, follow what a step may compute. Others wait.
+        """
         admitted: list[Slice] = []
+        num_loaded = 0
         for sequence in self.waiting:
             if policy.is_exhausted:
                 break
             if sequence.sampling and not policy.has_room(sequence):
                 continue
+            if self.prefix_cache and (num_tokens := self.prefix_cache.num_to_load(sequence)):
+                if num_loaded and num_loaded + num_tokens > max_loaded:
+                    policy.pass_over()
+                    continue
+                num_loaded += num_tokens
+                self.prefix_cache.load(sequence)
             for prefill in self._prefills(sequence):
                 slice_ = policy.try_admit(prefill)
                 if slice_ is None:

@@ -165,6 +165,7 @@ def test_lookups_are_counted_in_the_tier_that_answers_them():
         """Let a scheduler admit a sequence; its own missing prefixes are no hits."""
         sequence = sequence_of(prompt)
         cache.add(sequence)
+        cache.load(sequence)
         cached, missing = cache.match(sequence)
         for prefix in missing:
             prefix.cache, prefix.num_bytes = "computed", 10

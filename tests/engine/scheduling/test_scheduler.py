@@ -171,6 +171,56 @@ def test_a_prompt_longer_than_a_step_is_shared_too():
     assert sum(slice_.num_tokens for slices in steps for slice_ in slices) == 95
 
 
+class ManyFiles:
+    """A store of prompts, which counts what it loads."""
+
+    num_bytes = num_evicted = 0
+
+    def __init__(self, prompts: list[list[int]], readable: bool = True) -> None:
+        self._prompts = prompts
+        self._is_readable = readable
+        self.num_loaded = 0
+
+    def longest(self, token_ids: list[int]) -> int:
+        return next((len(prompt) for prompt in self._prompts if token_ids[: len(prompt)] == prompt), 0)
+
+    def load(self, prefix: Prefix) -> bool:
+        self.num_loaded += 1
+        prefix.cache, prefix.num_bytes = "loaded", prefix.length
+        return self._is_readable
+
+    def save(self, prefix: Prefix) -> bool:
+        return False
+
+
+@given(
+    num_prompts=st.integers(1, 30),
+    length=st.integers(16, 250),
+    completion=st.lists(st.just(5), min_size=1, max_size=9),
+    readable=st.booleans(),
+)
+def test_a_step_loads_no_more_stored_prompts_than_it_could_compute(
+    num_prompts: int, length: int, completion: list[int], readable: bool
+):
+    budget = 200
+    prompts = [[1000 + number] * length for number in range(num_prompts)]
+    store = ManyFiles(prompts, readable)
+    prefix_cache = PrefixCache(max_bytes=0, store=store)
+    scheduler = Scheduler(budget, KVBudget(4, ENDLESS), prefix_cache)
+    scheduler.add([asking(prompt, completion) for prompt in prompts])
+
+    done: list[Sequence] = []
+    while scheduler.has_work:
+        before = store.num_loaded
+        done += step(scheduler)[1]
+        assert store.num_loaded - before <= max(1, budget // length)
+        num_kept = sum(prefix.num_bytes > 0 for prefix in prefix_cache._computed)
+        assert num_kept <= max(1, budget // length)
+
+    assert store.num_loaded == num_prompts
+    assert len([sequence for sequence in done if sequence.score_from is not None]) >= num_prompts
+
+
 def test_reported_tokens_are_never_shared():
     document = list(range(100))
     sequences = [Sequence(token_ids=[*document, last], score_from=0) for last in range(3)]

@@ -128,20 +128,36 @@ class PredictionHead:
         return sys.maxsize
 
     def observe(self, queries: list[LogprobQuery], rows: mx.array) -> None:
-        """Keep the hidden states [n, width] from which tokens of rows that may propose are sampled now."""
+        """Keep the hidden states [n, width] from which tokens of rows that may propose are sampled now.
+
+        They are copied if there are others: what a step computes beside them must not stay in memory with them.
+        """
+        wanted: list[tuple[Sequence, range]] = []
+        index: list[int] = []
         stop = 0
         for query in queries:
             stop += len(query.positions)
-            if positions := query.sampled_positions:
-                self._append(query.sequence, positions.start - 1, rows[stop - len(positions) : stop])
+            if (positions := query.sampled_positions) and query.sequence.proposes_by("mtp") == "mtp":
+                wanted.append((query.sequence, positions))
+                index += range(stop - len(positions), stop)
+        if not wanted:
+            return
+        if len(index) < stop:
+            rows = rows[mx.array(index, dtype=mx.int32)]
+            mx.async_eval(rows)
+        start = 0
+        for sequence, positions in wanted:
+            self._append(sequence, positions.start - 1, rows[start : start + len(positions)])
+            start += len(positions)
 
     def observe_prompt(self, slices: list[Slice], hidden: mx.array) -> None:
         """Keep hidden states [rows, longest, width] of prompts, right-padded, whose rows may propose."""
         for number, slice_ in enumerate(slices):
             count = min(slice_.num_tokens, MAX_MISSING)
-            if count and slice_.sequence.sampling is not None:
+            if count and slice_.sequence.proposes_by("mtp") == "mtp":
                 last = slice_.num_tokens
                 states = mx.contiguous(hidden[number, last - count : last])  # else it holds those of all rows
+                mx.async_eval(states)
                 self._append(slice_.sequence, slice_.end - count, states)
 
     def propose(self, sequences: list[Sequence], num_tokens: int) -> list[Proposal]:
@@ -183,15 +199,13 @@ class PredictionHead:
 
     def _append(self, sequence: Sequence, start: int, states: mx.array) -> None:
         """Append the states of a row's tokens from position `start` on, in place of those that were there."""
-        if sequence.proposes_by("mtp") != "mtp":
-            return
         row = self._known.get(sequence)
         if row is None or row.end < start or row.first > start:
             self._drop_rows([sequence])
             row = self._known[sequence] = _Row(start, start)
         row.keep_before(start)
         row.append(states)
-        if len(row.states) > 2 * MAX_MISSING:
+        if row.end - row.first > 2 * MAX_MISSING:
             self._keep_last(sequence, row)
 
     def _keep_last(self, sequence: Sequence, row: _Row) -> None:

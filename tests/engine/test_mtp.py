@@ -2,10 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from scorepool.engine import Engine, EngineSettings, InvalidRequest, LoadError, Sampling, Sequence
+from scorepool.engine.model.mtp import MAX_MISSING, PredictionHead
+from scorepool.engine.sampling.query import LogprobQuery
+from scorepool.engine.scheduling.slice import Slice
 from tests.engine import mtp_checkpoints
 from tests.engine.adapters import oracle_with, save_adapter
 from tests.engine.mtp_checkpoints import SHAPES, TorchHead
@@ -14,6 +19,8 @@ from tests.engine.test_speculation import rows
 from tests.tiny_tokenizer import BOS
 
 Opened = tuple[Engine, TorchHead]
+WIDTH = 256
+SMALL = 2**20  # bytes
 
 
 @pytest.fixture(autouse=True)
@@ -183,3 +190,28 @@ def test_ranks_drafts_and_requests_that_do_not_go_with_a_head_are_refused(engine
     asked = Sequence(token_ids=[BOS], sampling=Sampling(max_tokens=2), speculation="mtp")
     with pytest.raises(InvalidRequest, match="has speculation 'mtp'; expected off, which"):
         engine_of("llama").add([asked])
+
+
+def test_a_row_that_proposes_nothing_keeps_its_own_hidden_states_only():
+    """Those of the tokens that steps scored beside it would be gigabytes."""
+    nothing_to_propose_with: Any = None
+    head = PredictionHead(nothing_to_propose_with)
+    row, scored = Sequence(token_ids=[1] * 3000, sampling=Sampling(max_tokens=5000)), Sequence(token_ids=[1] * 1000)
+    mx.synchronize()
+    before = mx.get_active_memory()
+    for start in range(0, 3000, 100):  # a prompt in chunks
+        piece = Slice(row, start, start + 100)
+        head.observe_prompt([piece], mx.ones((1, 100, WIDTH)))
+    mx.synchronize()
+    after_prompt = mx.get_active_memory() - before
+    for position in range(3000, 3100):
+        rows = mx.full((1000, WIDTH), position)
+        mx.eval(rows)
+        head.observe([LogprobQuery(scored, range(1, 1000)), LogprobQuery(row, range(position, position + 1))], rows)
+    del rows
+    mx.synchronize()
+
+    assert after_prompt <= 2 * MAX_MISSING * WIDTH * 4 + SMALL
+    assert mx.get_active_memory() - before <= 2 * MAX_MISSING * WIDTH * 4 + SMALL
+    head.forget([row])
+    assert mx.get_active_memory() - before <= SMALL

@@ -15,7 +15,8 @@ each scope, whose prompts must not be recognised by the time that they take. So 
 which stand behind equal tokens.
 
 A store keeps computed prefixes of the base model beyond that: a prefix that it holds is loaded instead of computed, in
-the step in which a sequence begins with it. It gets one when the engine has nothing else to do, and those that are evicted.
+the step in which a sequence begins with it. It gets one when the engine has nothing else to do, and those that are
+evicted.
 """
 
 from typing import Any, Protocol

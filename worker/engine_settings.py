@@ -21,6 +21,11 @@ def engine_settings(
     ):
         if value not in known:
             raise SettingsError(f"{name}={value!r}: expected one of {', '.join(known)}")
+    if settings.ranks > 1 and settings.idle_unload_s:
+        raise SettingsError(
+            f"SCOREPOOL_RANKS is {settings.ranks} and SCOREPOOL_IDLE_UNLOAD_S {settings.idle_unload_s}: several ranks "
+            "do not unload idle weights, so leave one of the two out"
+        )
     with _as_settings_error():
         return EngineSettings(
             model=source,

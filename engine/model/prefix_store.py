@@ -115,9 +115,10 @@ class PrefixStore:
         return True
 
     def close(self) -> None:
-        """Finish the files that were written, and end the thread."""
+        """Finish the files that were written, and end the thread. A folder without files is removed."""
         self._written.put(None)
         self._thread.join()
+        _remove_if_empty(self._folder)
 
     def _forget(self, length: int, digest: str) -> None:
         with self._lock:
@@ -164,7 +165,9 @@ class PrefixStore:
                 continue
             excess -= size
             self.num_evicted += 1
-            if path.parent == self._folder and (match := _NAME.fullmatch(path.name)):
+            if path.parent != self._folder:
+                _remove_if_empty(path.parent)
+            elif match := _NAME.fullmatch(path.name):
                 self._forget(int(match[1]), match[2])
         self.num_bytes = self._max_bytes + excess
 
@@ -187,6 +190,11 @@ def _remove(path: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):  # it has files, or is gone
+        folder.rmdir()
 
 
 def _digest_of(prefix: Prefix) -> str:

@@ -14,6 +14,8 @@ from redis import Redis
 
 from scorepool import wire
 from scorepool.local.commands import DEMO_MODEL
+from scorepool.store import Settings, SettingsError
+from scorepool.worker.engine_settings import engine_settings
 from tests.engine.test_ranks import free_ports
 from tests.worker.conftest import Workers, done, outcome, submit, until
 
@@ -121,3 +123,9 @@ def test_a_worker_with_ranks_that_nobody_launched_is_refused(redis_url: str):
 
     assert found.returncode == 1
     assert "this process has no rank; start one on each machine with `mlx.launch" in found.stderr
+
+
+def test_ranks_refuse_to_unload_idle_weights():
+    settings = Settings(ranks=2, idle_unload_s=600)
+    with pytest.raises(SettingsError, match=r"SCOREPOOL_RANKS is 2 and SCOREPOOL_IDLE_UNLOAD_S 600.*leave one"):
+        engine_settings("folder", settings)

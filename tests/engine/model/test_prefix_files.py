@@ -125,13 +125,14 @@ def test_a_file_with_the_name_of_another_is_a_miss(
 def test_a_file_of_another_model_is_a_miss(tmp_path: Path, open_store: Callable[..., PrefixStore]):
     stored(open_store, computed(), identity="other weights")
     [path] = files(tmp_path)
-    open_store().close()
+    own = open_store()
     [folder] = [folder for folder in (tmp_path / "prefixes").iterdir() if folder != path.parent]
     path.rename(folder / path.name)
     store = open_store()
     assert store.longest(computed().token_ids) == LENGTH
     assert not load(store, computed())
     store.close()
+    own.close()
 
 
 def test_numbers_that_are_not_finite_are_a_miss(tmp_path: Path, open_store: Callable[..., PrefixStore]):
@@ -258,6 +259,15 @@ def test_the_bound_holds_after_a_restart_with_less_room(tmp_path: Path, open_sto
     store.close()
     assert files(tmp_path) == kept[1:]
     assert (store.num_evicted, store.num_bytes) == (1, 3 * size)
+
+
+def test_folders_without_files_are_removed(tmp_path: Path, open_store: Callable[..., PrefixStore]):
+    """Weights that are pushed every minute would leave a folder each."""
+    open_store(identity="stored nothing").close()
+    stored(open_store, computed(), identity="stored one")
+    assert len(list((tmp_path / "prefixes").iterdir())) == 1
+    open_store(max_bytes=1, identity="has no room").close()
+    assert list((tmp_path / "prefixes").iterdir()) == []
 
 
 def test_a_prefix_beyond_the_bound_is_not_written(tmp_path: Path, open_store: Callable[..., PrefixStore]):

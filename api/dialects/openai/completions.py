@@ -126,6 +126,7 @@ def _prompt_request(generate: wire.Generate) -> wire.Generate:
         timeout_s=generate.timeout_s,
         priority=generate.priority,
         if_weights=generate.if_weights,
+        cache_salt=generate.cache_salt,
         prompt=generate.prompt,
         add_bos=generate.add_bos,
         truncate=generate.truncate,

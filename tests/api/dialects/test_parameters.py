@@ -312,3 +312,32 @@ def test_a_salt_keeps_cached_results_apart(kind: str):
         with pytest.raises(wire.Invalid) as refused:
             parse(kind, {"cache_salt": wrong})
         assert refused.value.field == "cache_salt"
+
+
+def test_the_job_that_reports_a_streamed_prompt_differs_in_what_generates_alone():
+    generation = {"max_tokens", "n", "seed", "stop", "top_p", "speculation", "ignore_eos"}
+    of_the_answer = {"stream", "prompt_logprobs", "skip_special_tokens"}
+    options = {
+        "echo": True,
+        "stream": True,
+        "logprobs": 2,
+        "logprobs_mode": "processed_logprobs",
+        "temperature": 0.5,
+        "cache_salt": "s",
+        "priority": -1,
+        "if_weights": 3,
+        "add_special_tokens": False,
+        "truncate_prompt_tokens": 7,
+        "truncation_side": "right",
+        "n": 2,
+        "seed": 4,
+        "stop": "x",
+        "top_p": 0.5,
+        "speculation": "off",
+        "ignore_eos": True,
+    }
+    generate, report = parse("completions", options)
+
+    differing = {name for name in generate.__struct_fields__ if getattr(generate, name) != getattr(report, name)}
+    assert differing == generation | of_the_answer
+    assert (report.cache_salt, report.max_tokens, report.prompt_logprobs) == ("s", 0, True)

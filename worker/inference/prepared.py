@@ -54,6 +54,7 @@ class PreparedSequence:
             score_from=sequence.num_input_tokens,
             temperature=sequence.temperature,
             share=sequence.share,
+            prefix_scope=sequence.prefix_scope,
             adapter_name=sequence.adapter_name,
         )
         return dataclasses.replace(self, recomputed=recomputed)

@@ -1,13 +1,15 @@
 """A generate job can have its tokens scored again and reports the difference (demo model, real engine)."""
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
 
 from scorepool import wire
-from scorepool.engine import Engine, EngineSettings
+from scorepool.engine import Engine, EngineSettings, Sequence
 from scorepool.worker.inference.inference_run import InferenceRun
 from scorepool.worker.inference.owner_turns import OwnerThread
 from scorepool.worker.inference.prepared import PreparedSequence
@@ -38,6 +40,25 @@ def result_of(engine: Engine, request: wire.Generate, publisher: TokenPublisher)
     run = InferenceRun(engine, request, Job("a-job", Redis()), publisher, build, OwnerThread("results"))
     assert run.advance(1000) is None
     return build(request, run.ended.result(240))
+
+
+def test_a_salted_job_is_recomputed_within_its_scope(
+    engine: Engine, publisher: TokenPublisher, monkeypatch: pytest.MonkeyPatch
+):
+    scopes: list[str | None] = []
+    add = engine.add
+
+    def recording_add(sequences: list[Sequence], **options: Any) -> "Future[list[Sequence]]":
+        scopes.extend(each.prefix_scope for each in sequences)
+        return add(sequences, **options)
+
+    monkeypatch.setattr(engine, "add", recording_add)
+    request = wire.Generate(model="demo", prompt="def add(", max_tokens=2, recompute=True, cache_salt="s")
+    result_of(engine, request, publisher)
+
+    [scope, recomputed_scope] = scopes
+    assert scope is not None
+    assert recomputed_scope == scope
 
 
 @pytest.mark.parametrize("prompt_logprobs", [False, True])

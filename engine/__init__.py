@@ -13,6 +13,7 @@ from scorepool.engine.engines import open_engines
 from scorepool.engine.errors import (
     AdapterError,
     ContextLengthExceeded,
+    DraftContextExceeded,
     EngineClosed,
     EngineDeadError,
     EngineError,
@@ -41,6 +42,7 @@ __all__ = [
     "ChatCodec",
     "Classifier",
     "ContextLengthExceeded",
+    "DraftContextExceeded",
     "Engine",
     "EngineClosed",
     "EngineDeadError",

@@ -6,6 +6,7 @@ EngineError
 ├── InvalidRequest          a sequence asks for what the model cannot do; raised by add()
 │   └── UnknownAdapter      a sequence names an adapter that is not loaded; ends its group
 ├── ContextLengthExceeded   a sequence has more tokens than the model's context; raised by add()
+│   └── DraftContextExceeded    a prompt of which a part is to be kept has more than the draft model's
 ├── NonFiniteLogits         the model computed NaN or infinite logits for a sequence; ends its group
 ├── WeightsReplaced         other weights serve from now on, and a group that reports its steps must begin anew
 ├── EngineClosed            the engine was closed; ends every group and control message, later calls raise it
@@ -55,6 +56,10 @@ class ContextLengthExceeded(EngineError):
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+class DraftContextExceeded(ContextLengthExceeded):
+    pass
 
 
 class NonFiniteLogits(EngineError):

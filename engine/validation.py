@@ -2,7 +2,7 @@
 
 from math import inf, isfinite
 
-from scorepool.engine.errors import ContextLengthExceeded, InvalidRequest
+from scorepool.engine.errors import ContextLengthExceeded, DraftContextExceeded, InvalidRequest
 from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.sequence import Sampling, Sequence, Targets
 
@@ -100,9 +100,9 @@ def _check_kept(sequence: Sequence, keep_pct: float, where: str, model_info: Mod
             "its prompt proposes nothing"
         )
     if sequence.num_input_tokens > model_info.draft_context_length:
-        raise ContextLengthExceeded(
-            f"{where} has {sequence.num_input_tokens} tokens and keep_pct {keep_pct}; the context of the draft model, "
-            f"which says what to keep, is {model_info.draft_context_length} tokens"
+        raise DraftContextExceeded(
+            f"{where} has {sequence.num_input_tokens} tokens; the context of the draft model, which says what to keep, "
+            f"is {model_info.draft_context_length} tokens"
         )
 
 

@@ -1,5 +1,7 @@
 """A part of a prompt, at its own positions: compared with transformers on the same tokens and position_ids."""
 
+import json
+import shutil
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from scorepool.engine import Engine, InvalidRequest, Sampling, Sequence
+from scorepool.engine import DraftContextExceeded, Engine, InvalidRequest, Sampling, Sequence
 from scorepool.engine.model.backbone import split_model
 from scorepool.engine.model.load import load_checked
 from scorepool.engine.model.prompt_scorer import WINDOW, PromptScorer
@@ -151,6 +153,19 @@ def test_what_does_not_go_with_a_part_of_a_prompt_is_refused(
         setattr(one, name, value)
     with pytest.raises(InvalidRequest, match=message):
         sparse_engine("llama").add([one])
+
+
+def test_a_prompt_longer_than_the_context_of_the_draft_model_is_refused(
+    engine_of: Callable[..., Engine], folder_of: Callable[[str], Path], tmp_path: Path
+):
+    draft = tmp_path / "draft"
+    shutil.copytree(folder_of("llama"), draft)
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 310}))
+    engine = engine_of("llama", speculation="draft", draft=str(draft))
+    run(engine, [sequence(length=310), sequence(None, length=311)])
+    with pytest.raises(DraftContextExceeded, match=r"has 311 tokens; the context of the draft model, .* is 310 tokens"):
+        engine.add([sequence(length=311)])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 engine                                    worker.rq
 
 InvalidRequest                            JobError invalid; of an adapter that is not loaded with the field
-ContextLengthExceeded                     JobError too_long
+ContextLengthExceeded                     JobError too_long; of the draft model's context with the field
 NonFiniteLogits                           JobError numeric
 ReloadError                               StartError: the process ends, and its jobs go back
 EngineDeadError                           FatalError: the process ends
@@ -12,6 +12,7 @@ any other error                           itself; the job fails with `internal`
 
 from scorepool.engine.errors import (
     ContextLengthExceeded,
+    DraftContextExceeded,
     EngineDeadError,
     InvalidRequest,
     NonFiniteLogits,
@@ -32,6 +33,8 @@ def map_engine_error(error: BaseException, has_items: bool = False) -> BaseExcep
             return JobError(Failure(code="invalid", message=f"adapter: {message}", field="adapter"))
         case InvalidRequest(message=message):
             return JobError(Failure(code="invalid", message=message))
+        case DraftContextExceeded(message=message):
+            return JobError(Failure(code="too_long", message=f"specprefill: {message}", field="specprefill"))
         case ContextLengthExceeded(message=message, field=field):
             return JobError(Failure(code="too_long", message=message, field=field))
         case NonFiniteLogits(message=message, index=int(index)) if has_items:

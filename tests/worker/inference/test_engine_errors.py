@@ -2,7 +2,14 @@
 
 import pytest
 
-from scorepool.engine.errors import ContextLengthExceeded, EngineDeadError, InvalidRequest, NonFiniteLogits
+from scorepool import wire
+from scorepool.engine.errors import (
+    ContextLengthExceeded,
+    DraftContextExceeded,
+    EngineDeadError,
+    InvalidRequest,
+    NonFiniteLogits,
+)
 from scorepool.worker.inference.engine_errors import map_engine_error
 from scorepool.worker.rq.errors import FatalError, JobError
 
@@ -19,6 +26,14 @@ def test_an_error_of_the_request_fails_its_job(error: Exception, code: str):
     mapped = map_engine_error(error)
     assert isinstance(mapped, JobError)
     assert (mapped.failure.code, mapped.failure.message) == (code, str(error))
+
+
+def test_a_prompt_too_long_for_the_draft_model_names_the_field_that_asks_for_it():
+    mapped = map_engine_error(DraftContextExceeded("the sequence has 9000 tokens"))
+    assert isinstance(mapped, JobError)
+    assert mapped.failure == wire.Failure(
+        code="too_long", message="specprefill: the sequence has 9000 tokens", field="specprefill"
+    )
 
 
 def test_a_dead_engine_ends_the_process():

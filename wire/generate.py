@@ -225,7 +225,9 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
             raise ValueError("`target_bytes` needs `targets`")
         check_speculation(self.speculation, self.speculation_tokens, bool(self.include_draft_logprobs))
         beside = [name for name in _NEEDS_WHOLE_PROMPT if getattr(self, name)]
-        check_specprefill(self.specprefill, self.specprefill_keep_pct, self.speculation, beside)
+        check_specprefill(
+            self.specprefill, self.specprefill_keep_pct, self.speculation, self.speculation_tokens, beside
+        )
         if self.stream and len(self.targets or ()) > MAX_SHOWN_TARGETS:
             raise ValueError(f"`targets` of a `stream` can be at most {MAX_SHOWN_TARGETS}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -274,7 +276,11 @@ def check_speculation(
 
 
 def check_specprefill(
-    specprefill: bool, keep_pct: float | None, speculation: Speculation | None, beside: Iterable[str]
+    specprefill: bool,
+    keep_pct: float | None,
+    speculation: Speculation | None,
+    speculation_tokens: int | None,
+    beside: Iterable[str],
 ) -> None:
     """Refuse what sparse prefill does not go with, among it the fields that `beside` names; raise ValueError."""
     if not specprefill:
@@ -285,6 +291,8 @@ def check_specprefill(
         raise ValueError(f"`specprefill` does not go with `{name}`, which needs every token of the prompt")
     if speculation not in (None, "off"):
         raise ValueError(f"`specprefill` does not go with `speculation` {speculation}; expected off or null")
+    if speculation_tokens is not None:
+        raise ValueError("`specprefill` does not go with `speculation_tokens`: such a row proposes no tokens")
 
 
 def mode_conflict(request: Generate) -> tuple[str, str] | None:

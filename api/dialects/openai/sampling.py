@@ -188,7 +188,9 @@ class SamplingRequest(SamplingParameters, frozen=True, forbid_unknown_fields=Tru
         check_speculation(self.speculation, self.speculation_tokens, bool(self.include_draft_logprobs))
         given = {name: getattr(self, name, None) for name in _NEEDS_WHOLE_PROMPT}  # 0 logprobs are those of the tokens
         beside = [name for name, value in given.items() if value is not None and value is not False]
-        check_specprefill(bool(self.specprefill), self.specprefill_keep_pct, self.speculation, beside)
+        check_specprefill(
+            bool(self.specprefill), self.specprefill_keep_pct, self.speculation, self.speculation_tokens, beside
+        )
 
 
 def check_stream_options(options: StreamOptions | None, stream: bool | None) -> None:

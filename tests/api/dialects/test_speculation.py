@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from scorepool import Client
+from scorepool import Client, wire
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
 from tests.engine import mtp_checkpoints
@@ -373,6 +373,7 @@ def test_a_part_of_a_long_prompt_is_computed_and_told(drafting: Stack):
         ({"specprefill": True, "specprefill_keep_pct": 0.5}, "specprefill_keep_pct", ">= 1"),
         ({"specprefill": True, "specprefill_keep_pct": 101}, "specprefill_keep_pct", "<= 100"),
         ({"specprefill": True, "speculation": "ngram"}, "specprefill", "does not go with `speculation` ngram"),
+        ({"specprefill": True, "speculation_tokens": 2}, "specprefill", "does not go with `speculation_tokens`"),
         ({"specprefill": True, "echo": True, "logprobs": 0}, "specprefill", "does not go with `echo`"),
         ({"specprefill": True, "prompt_logprobs": 0}, "specprefill", "does not go with `prompt_logprobs`"),
     ],
@@ -383,6 +384,12 @@ def test_a_part_of_a_prompt_is_refused_by_name(stack: Stack, options: dict[str, 
     assert reply.status_code == 400, reply.text
     error = reply.json()["error"]
     assert (error["param"], sentence in error["message"]) == (field, True), error
+
+
+def test_a_job_refuses_speculation_tokens_beside_a_part_of_its_prompt():
+    wire.Generate(model="demo", prompt=LONG, specprefill=True, speculation="off")
+    with pytest.raises(ValueError, match="`specprefill` does not go with `speculation_tokens`"):
+        wire.Generate(model="demo", prompt=LONG, specprefill=True, speculation_tokens=2)
 
 
 def test_a_score_job_knows_no_part_of_a_prompt(stack: Stack):

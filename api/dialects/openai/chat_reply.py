@@ -18,6 +18,7 @@ from scorepool.api.dialects.openai.sampling import (
     CompletionUsage,
     DraftLogprobsIfAsked,
     LastDraftLogprobs,
+    LastFingerprint,
     LastModeIfLogprobs,
     LastPromptTokenIds,
     LastStopReason,
@@ -137,6 +138,7 @@ class ChatChunk(Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoiceChunk]
     usage: ChunkUsage = UNSET
+    system_fingerprint: LastFingerprint = UNSET
     logprobs_mode: LastModeIfLogprobs = UNSET
     max_top_logprobs: MaxTopLogprobsIfClamped = UNSET
     weights_version: LastWeightsVersion = UNSET

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from scorepool import wire
 from scorepool.api.dialects.deltas import ChoiceStream, Delta
-from scorepool.api.dialects.openai.sampling import CompletionUsage, StreamOptions, to_usage
+from scorepool.api.dialects.openai.sampling import CompletionUsage, StreamOptions, system_fingerprint, to_usage
 from scorepool.api.dialects.protocol import StreamEvent
 from scorepool.api.dialects.weights import weights_version
 
@@ -85,7 +85,10 @@ class ChunkWriter(ABC, Generic[Chunk]):
 
     def _facts_of(self, result: wire.Result) -> dict[str, Any]:
         """Return the fields that the last chunk of a choice has."""
-        facts: dict[str, Any] = {"weights_version": weights_version([result], self._if_weights)}
+        facts: dict[str, Any] = {
+            "system_fingerprint": system_fingerprint(result.stamp),
+            "weights_version": weights_version([result], self._if_weights),
+        }
         if self._has_logprobs:
             facts |= {"logprobs_mode": result.logprobs_mode, "max_top_logprobs": self.max_top_logprobs}
         return facts

@@ -23,14 +23,15 @@ from scorepool.api.dialects.openai.sampling import (
     CompletionUsage,
     DraftLogprobsIfAsked,
     LastDraftLogprobs,
+    LastFingerprint,
     LastModeIfLogprobs,
     LastPromptTokenIds,
     LastStopReason,
     ModeIfLogprobs,
     StopReason,
     TokenIdsIfAsked,
+    fingerprint_of_results,
     reported_tokens,
-    system_fingerprint,
     usage_of_results,
 )
 from scorepool.api.dialects.protocol import StreamEvent
@@ -100,6 +101,7 @@ class CompletionChunk(Struct, frozen=True, kw_only=True):
     model: str
     choices: list[CompletionChoiceChunk]
     usage: ChunkUsage = UNSET
+    system_fingerprint: LastFingerprint = UNSET
     logprobs_mode: LastModeIfLogprobs = UNSET
     max_top_logprobs: MaxTopLogprobsIfClamped = UNSET
     weights_version: LastWeightsVersion = UNSET
@@ -117,7 +119,7 @@ def to_completion(body: CompletionRequest, results: Sequence[wire.Result], reply
         model=body.model,
         choices=choices,
         usage=usage_of_results(results),
-        system_fingerprint=system_fingerprint(results[0].stamp),
+        system_fingerprint=fingerprint_of_results(results),
         logprobs_mode=results[0].logprobs_mode if body.has_logprobs else UNSET,
         weights_version=weights_version(results, body.if_weights),
     )

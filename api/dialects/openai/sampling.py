@@ -322,6 +322,9 @@ LastStopReason = Annotated[
 ModeIfLogprobs = Annotated[
     LogprobsMode | UnsetType, Meta(description="The mode of the logprobs. Present if there are any.")
 ]
+LastFingerprint = Annotated[
+    str | UnsetType, Meta(description="The fingerprint of what computed the choice, in its last chunk.")
+]
 LastModeIfLogprobs = Annotated[
     LogprobsMode | UnsetType, Meta(description="The mode of the logprobs, in the last chunk of a choice.")
 ]
@@ -394,6 +397,12 @@ def to_usage(
         prompt_tokens_details=of_prompt if has_details else UNSET,
         completion_tokens_details=details if method is not UNSET or reasoning_tokens else UNSET,
     )
+
+
+def fingerprint_of_results(results: Sequence[wire.Result]) -> str:
+    """Return the fingerprint of the first result, or of the first approximate one, so that it marks the reply."""
+    stamps = [result.stamp for result in results]
+    return system_fingerprint(next((stamp for stamp in stamps if stamp.approximate), stamps[0]))
 
 
 def system_fingerprint(stamp: wire.Provenance) -> str:

@@ -13,6 +13,7 @@ from scorepool.api.dialects.openai.prompt_logprobs import PromptLogprob, to_prom
 from scorepool.api.dialects.openai.sampling import (
     ChunkUsage,
     CompletionUsage,
+    LastFingerprint,
     LastModeIfLogprobs,
     LastStopReason,
     ModeIfLogprobs,
@@ -107,6 +108,7 @@ class GeneratedTokensChunk(Struct, frozen=True, kw_only=True):
     output_mode: OutputMode
     choices: list[TokensChoiceChunk]
     usage: ChunkUsage = UNSET
+    system_fingerprint: LastFingerprint = UNSET
     logprobs_mode: LastModeIfLogprobs = UNSET
     max_top_logprobs: MaxTopLogprobsIfClamped = UNSET
     weights_version: LastWeightsVersion = UNSET

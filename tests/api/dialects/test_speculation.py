@@ -365,6 +365,39 @@ def test_a_part_of_a_long_prompt_is_computed_and_told(drafting: Stack):
         assert (short.stamp.approximate, short.usage.kept_tokens) == (None, len(PROMPT))
 
 
+def last_fingerprints(chunks: list[dict[str, Any]]) -> dict[int, str]:
+    """Return the fingerprint in the last chunk of each choice; check that no other chunk has one."""
+    assert all(bool(chunk["choices"][0]["finish_reason"]) == ("system_fingerprint" in chunk) for chunk in chunks)
+    return {
+        chunk["choices"][0]["index"]: chunk["system_fingerprint"] for chunk in chunks if "system_fingerprint" in chunk
+    }
+
+
+@pytest.mark.parametrize("prompts", [[PROMPT, LONG], [LONG, PROMPT]])
+def test_one_approximate_choice_marks_its_reply_and_the_end_of_its_stream(drafting: Stack, prompts: list[list[int]]):
+    body = {"model": "demo", "prompt": prompts, "max_tokens": 2, "temperature": 0}
+    exact, sparse = (
+        httpx.post(f"{drafting.url}/v1/completions", json=body | {"specprefill": wanted}, timeout=60).json()
+        for wanted in (False, True)
+    )
+    assert sparse["system_fingerprint"] != exact["system_fingerprint"]
+    found = last_fingerprints(stream(drafting, body | {"specprefill": True}))
+    assert found == {
+        index: (sparse if prompt is LONG else exact)["system_fingerprint"] for index, prompt in enumerate(prompts)
+    }
+
+
+def test_a_streamed_chat_says_that_it_is_approximate(drafting: Stack):
+    body = {"model": "demo", "messages": [{"role": "user", "content": "import os " * 300}], "max_tokens": 2, "n": 2}
+    whole, sparse = (
+        last_fingerprints(stream(drafting, body | {"specprefill": wanted}, "/v1/chat/completions"))
+        for wanted in (False, True)
+    )
+    assert whole.keys() == sparse.keys() == {0, 1}
+    assert len({*whole.values()}) == len({*sparse.values()}) == 1
+    assert whole[0] != sparse[0]
+
+
 @pytest.mark.parametrize(
     ("options", "field", "sentence"),
     [

@@ -1,7 +1,7 @@
 """Define batches as the API shows them: many requests from a file. The fields are OpenAI's."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, Self
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -83,6 +83,13 @@ class InputTokensDetails(Struct, frozen=True, kw_only=True):
 
     cached_tokens: Annotated[int, Meta(description="Tokens that were not computed for these results.")] = 0
     cache_write_tokens: Annotated[int, Meta(description="Always 0: not counted.")] = 0
+    kept_tokens: Annotated[
+        int | UnsetType,
+        Meta(
+            description="An addition. Tokens that went through the model, of requests with `specprefill`: all of a "
+            "short prompt. Absent: there was no such request."
+        ),
+    ] = UNSET
 
 
 class OutputTokensDetails(Struct, frozen=True, kw_only=True):
@@ -106,26 +113,31 @@ class BatchUsage(Struct, frozen=True, kw_only=True):
     def of_results(cls, results: Iterable[Result]) -> Self:
         """Count the tokens of the results of a line's jobs."""
         num_in = num_out = num_reasoning = num_cached = 0
+        kept = []
         for result in results:
             num_in += result.usage.prompt_tokens
             num_out += result.usage.completion_tokens
             num_cached += result.usage.cached_tokens
             num_reasoning += sum(sequence.num_reasoning_tokens for sequence in result.sequences)
-        return cls._build(num_in, num_out, num_reasoning, num_cached)
+            if result.usage.kept_tokens is not None:
+                kept.append(result.usage.kept_tokens)
+        return cls._build(num_in, num_out, num_reasoning, num_cached, kept)
 
     def __add__(self, other: Self) -> Self:
+        counts = (each.input_tokens_details.kept_tokens for each in (self, other))
         return self._build(
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
             self.output_tokens_details.reasoning_tokens + other.output_tokens_details.reasoning_tokens,
             self.input_tokens_details.cached_tokens + other.input_tokens_details.cached_tokens,
+            [count for count in counts if count is not UNSET],
         )
 
     @classmethod
-    def _build(cls, num_in: int, num_out: int, num_reasoning: int, num_cached: int) -> Self:
+    def _build(cls, num_in: int, num_out: int, num_reasoning: int, num_cached: int, kept: Sequence[int]) -> Self:
         return cls(
             input_tokens=num_in,
-            input_tokens_details=InputTokensDetails(cached_tokens=num_cached),
+            input_tokens_details=InputTokensDetails(cached_tokens=num_cached, kept_tokens=sum(kept) if kept else UNSET),
             output_tokens=num_out,
             output_tokens_details=OutputTokensDetails(reasoning_tokens=num_reasoning),
             total_tokens=num_in + num_out,

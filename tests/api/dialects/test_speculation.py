@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import UNSET
 
 from scorepool import Client, wire
 from scorepool.local.demo import free_port
@@ -363,6 +364,35 @@ def test_a_part_of_a_long_prompt_is_computed_and_told(drafting: Stack):
         assert (whole.stamp.approximate, whole.stamp.cached, whole.usage.kept_tokens) == (None, False, None)
         short = client.generate("demo", PROMPT, max_tokens=4, temperature=0, specprefill=True)
         assert (short.stamp.approximate, short.usage.kept_tokens) == (None, len(PROMPT))
+
+
+def test_a_response_counts_the_tokens_of_its_prompt_that_were_kept(drafting: Stack):
+    body = {"model": "demo", "input": "import os " * 300, "max_output_tokens": 2, "specprefill": True}
+    whole = httpx.post(f"{drafting.url}/v1/responses", json=body | {"specprefill": False}, timeout=60).json()["usage"]
+    reply = httpx.post(f"{drafting.url}/v1/responses", json=body, timeout=60).json()
+    streamed = stream(drafting, body, "/v1/responses")[-1]["response"]
+    shown = httpx.get(f"{drafting.url}/v1/responses/{reply['id']}", timeout=60).json()
+    for usage in (reply["usage"], streamed["usage"], shown["usage"]):
+        assert usage["input_tokens"] == whole["input_tokens"] >= 256
+        assert 0 < usage["input_tokens_details"]["kept_tokens"] < usage["input_tokens"] / 2
+    assert "kept_tokens" not in whole["input_tokens_details"]
+
+
+def test_the_usage_of_a_batch_adds_up_the_tokens_that_were_kept(drafting: Stack):
+    with Client(drafting.url) as client:
+        sparse = client.generate("demo", LONG, max_tokens=1, specprefill=True)
+        whole = client.generate("demo", LONG, max_tokens=1)
+    usages = [wire.BatchUsage.of_results([result]) for result in (sparse, whole)]
+    kept = [each.input_tokens_details.kept_tokens for each in (*usages, usages[0] + usages[1], usages[1] + usages[1])]
+    assert kept == [sparse.usage.kept_tokens, UNSET, sparse.usage.kept_tokens, UNSET]
+    assert wire.BatchUsage.of_results([sparse, sparse]) == usages[0] + usages[0]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/generate", "/inference/v1/generate"])
+def test_a_dialect_that_does_not_report_a_part_of_a_prompt_refuses_to_compute_one(drafting: Stack, path: str):
+    bodies = ROUTES | {"/inference/v1/generate": {"token_ids": LONG, "sampling_params": {"max_tokens": 2}}}
+    reply = httpx.post(drafting.url + path, json=bodies[path] | {"specprefill": True}, timeout=60)
+    assert (reply.status_code, "specprefill" in reply.text) == (400, True), reply.text
 
 
 def last_fingerprints(chunks: list[dict[str, Any]]) -> dict[int, str]:

@@ -97,6 +97,7 @@ class ClassifyOptions(JobOptions, total=False):
     on_item_error: Literal["fail", "report"]
     truncate: Literal["left", "right"] | None
     truncate_to: int | None
+    cache_salt: str | None
 
 
 class EmbedOptions(JobOptions, total=False):

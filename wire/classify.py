@@ -5,7 +5,15 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from scorepool.wire.chat import Message, check_num_calls
-from scorepool.wire.request_fields import OnItemError, Text, TokenIds, TruncatePrompt, TruncateTo, check_truncate_to
+from scorepool.wire.request_fields import (
+    CacheSalt,
+    OnItemError,
+    Text,
+    TokenIds,
+    TruncatePrompt,
+    TruncateTo,
+    check_truncate_to,
+)
 from scorepool.wire.submission import Submission
 
 
@@ -38,6 +46,7 @@ class Classify(Submission, tag="classify", frozen=True, kw_only=True):
     on_item_error: OnItemError = "fail"
     truncate: TruncatePrompt = None
     truncate_to: TruncateTo = None
+    cache_salt: CacheSalt = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

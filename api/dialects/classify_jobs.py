@@ -23,6 +23,7 @@ def to_classify_jobs(
     *,
     add_special_tokens: bool,
     priority: wire.Priority = "normal",
+    cache_salt: str | None = None,
     truncation: TruncationFields | None = None,
 ) -> Iterator[wire.Classify]:
     """Yield the jobs, in the order of the items."""
@@ -35,6 +36,7 @@ def to_classify_jobs(
             timeout_s=timeout_s,
             items=batch,
             add_special_tokens=add_special_tokens,
+            cache_salt=cache_salt,
             **cut,
         )
 

@@ -31,7 +31,7 @@ BuildResult = Callable[[wire.Request, list[PreparedSequence]], wire.Result]
 
 def scope_of(request: wire.Request, owner: str) -> str | None:
     """Return with whom a job shares computed prefixes: with all jobs, or with those of its owner and its salt."""
-    salt = request.cache_salt if isinstance(request, wire.Score | wire.Generate) else None
+    salt = request.cache_salt if isinstance(request, wire.Score | wire.Generate | wire.Classify) else None
     return None if salt is None else f"{owner}\n{salt}"
 
 

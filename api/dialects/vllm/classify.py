@@ -24,7 +24,7 @@ from scorepool.api.dialects.truncation import (
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.api.dialects.vllm import foreign_fields
 from scorepool.wire.chat import check_num_calls
-from scorepool.wire.request_fields import MAX_LIST_LENGTH, Text, TokenId, TokenIds
+from scorepool.wire.request_fields import MAX_LIST_LENGTH, CacheSalt, Text, TokenId, TokenIds
 
 UseActivation = Annotated[
     bool | None, Meta(description="false: logits. null is true: what the model's head makes of them.")
@@ -45,6 +45,7 @@ class ClassificationRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_
     add_special_tokens: Annotated[bool | None, Meta(description="null: true for texts, false for a chat.")] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    cache_salt: CacheSalt = None
     priority: PriorityNumber = None
     truncate_prompt_tokens: TruncatePromptTokens = None
     truncation_side: TruncationSide = None
@@ -136,6 +137,7 @@ class ClassifyEndpoint(Endpoint[ClassificationRequest]):
             context.timeout_s,
             add_special_tokens=body.add_special_tokens is not False,
             priority=to_priority(body.priority),
+            cache_salt=body.cache_salt,
             truncation=truncation_fields(body.truncate_prompt_tokens, body.truncation_side, RIGHT),
         )
 

@@ -30,7 +30,6 @@ GENERATE: dict[str, object] = {
 # Of `/classify`, `/score` and `/rerank`.
 POOLING: dict[str, object] = {
     "activation": True,
-    "cache_salt": ANY,
     "chat_template": None,
     "chat_template_kwargs": None,
     "media_io_kwargs": None,

@@ -41,6 +41,7 @@ def to_requests(
     pairs: Sequence[Pair],
     instruction: str | None,
     priority: wire.Priority,
+    cache_salt: str | None,
     context: Context,
     field: str,
     truncation: TruncationFields,
@@ -61,19 +62,30 @@ def to_requests(
             raise wire.Invalid(
                 f"{name}: it would cut the format of a reranker that says yes or no; expected null", name
             )
-        yield from _yes_or_no_jobs(pairs, instruction, priority, context, served_model.id)
+        yield from _yes_or_no_jobs(pairs, instruction, priority, cache_salt, context, served_model.id)
         return
     classify_jobs.check_one_label(served_model)
     if instruction is not None:
         raise wire.Invalid("instruction: a classifier reads none; expected null", "instruction")
     items = (wire.ClassifyItem(prompt=pair.query + pair.document) for pair in pairs)
     yield from classify_jobs.to_classify_jobs(
-        items, served_model.id, context.timeout_s, add_special_tokens=True, priority=priority, truncation=truncation
+        items,
+        served_model.id,
+        context.timeout_s,
+        add_special_tokens=True,
+        priority=priority,
+        cache_salt=cache_salt,
+        truncation=truncation,
     )
 
 
 def _yes_or_no_jobs(
-    pairs: Sequence[Pair], instruction: str | None, priority: wire.Priority, context: Context, model: str
+    pairs: Sequence[Pair],
+    instruction: str | None,
+    priority: wire.Priority,
+    cache_salt: str | None,
+    context: Context,
+    model: str,
 ) -> Iterator[wire.Generate]:
     if any(len(token_ids) != 1 for token_ids in context.encoded_texts):
         raise wire.Invalid(
@@ -92,6 +104,7 @@ def _yes_or_no_jobs(
             model=model,
             priority=priority,
             timeout_s=context.timeout_s,
+            cache_salt=cache_salt,
             prompt=prompt,
             add_bos=False,
             max_tokens=1,

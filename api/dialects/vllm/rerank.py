@@ -16,7 +16,7 @@ from scorepool.api.dialects.vllm import foreign_fields, pair_jobs
 from scorepool.api.dialects.vllm.classify import TruncationSide, UseActivation
 from scorepool.api.dialects.vllm.pair_jobs import Pair
 from scorepool.api.dialects.vllm.score import Instruction
-from scorepool.wire.request_fields import MAX_LIST_LENGTH, Text
+from scorepool.wire.request_fields import MAX_LIST_LENGTH, CacheSalt, Text
 
 
 class Document(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -37,6 +37,7 @@ class RerankRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     return_documents: Annotated[bool | None, Meta(description="false: without `document`.")] = None
     instruction: Instruction = None
     use_activation: UseActivation = None
+    cache_salt: CacheSalt = None
     priority: PriorityNumber = None
     truncate_prompt_tokens: TruncatePromptTokens = None
     truncation_side: TruncationSide = None
@@ -91,7 +92,9 @@ class RerankEndpoint(Endpoint[RerankRequest]):
         pairs = [Pair(body.query, text) for text in body.texts]
         truncation = truncation_fields(body.truncate_prompt_tokens, body.truncation_side, RIGHT)
         priority = to_priority(body.priority)
-        return pair_jobs.to_requests(pairs, body.instruction, priority, context, "documents", truncation)
+        return pair_jobs.to_requests(
+            pairs, body.instruction, priority, body.cache_salt, context, "documents", truncation
+        )
 
     def to_reply(self, body: RerankRequest, results: Sequence[wire.Result], context: Context) -> RerankResponse:
         assert context.served_model is not None

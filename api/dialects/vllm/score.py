@@ -15,7 +15,7 @@ from scorepool.api.dialects.truncation import NAMES, RIGHT, TruncatePromptTokens
 from scorepool.api.dialects.vllm import foreign_fields, pair_jobs
 from scorepool.api.dialects.vllm.classify import TruncationSide, UseActivation
 from scorepool.api.dialects.vllm.pair_jobs import Pair
-from scorepool.wire.request_fields import MAX_LIST_LENGTH, Text
+from scorepool.wire.request_fields import MAX_LIST_LENGTH, CacheSalt, Text
 
 Texts = Text | Annotated[list[Text], Meta(min_length=1, max_length=MAX_LIST_LENGTH)]
 Instruction = Annotated[
@@ -37,6 +37,7 @@ class PairScoreRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     data_2: Texts | None = None
     instruction: Instruction = None
     use_activation: UseActivation = None
+    cache_salt: CacheSalt = None
     priority: PriorityNumber = None
     truncate_prompt_tokens: TruncatePromptTokens = None
     truncation_side: TruncationSide = None
@@ -110,7 +111,9 @@ class PairScoreEndpoint(Endpoint[PairScoreRequest]):
     def to_requests(self, body: PairScoreRequest, context: Context) -> Iterator[wire.Request]:
         priority = to_priority(body.priority)
         truncation = truncation_fields(body.truncate_prompt_tokens, body.truncation_side, RIGHT)
-        return pair_jobs.to_requests(body.pairs, body.instruction, priority, context, body.names[1], truncation)
+        return pair_jobs.to_requests(
+            body.pairs, body.instruction, priority, body.cache_salt, context, body.names[1], truncation
+        )
 
     def to_reply(self, body: PairScoreRequest, results: Sequence[wire.Result], context: Context) -> PairScoreResponse:
         assert context.served_model is not None

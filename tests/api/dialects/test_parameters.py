@@ -17,6 +17,9 @@ from scorepool.api.dialects.sglang import generate
 from scorepool.api.dialects.sglang.endpoints import GENERATE
 from scorepool.api.dialects.sglang.score import SCORE
 from scorepool.api.dialects.unsupported import ANY
+from scorepool.api.dialects.vllm.classify import CLASSIFY
+from scorepool.api.dialects.vllm.rerank import RERANK
+from scorepool.api.dialects.vllm.score import SCORE_PAIRS
 
 COMPLETION_BODY: dict[str, Any] = {"model": "demo", "prompt": "a"}
 CHAT_BODY: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
@@ -312,6 +315,49 @@ def test_a_salt_keeps_cached_results_apart(kind: str):
         with pytest.raises(wire.Invalid) as refused:
             parse(kind, {"cache_salt": wrong})
         assert refused.value.field == "cache_salt"
+
+
+PAIR_BODIES: list[tuple[Endpoint[Any], dict[str, Any]]] = [
+    (RERANK, {"query": "a", "documents": ["b", "c"]}),
+    (SCORE_PAIRS, {"text_1": "a", "text_2": ["b", "c"]}),
+]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "labels", "kind"),
+    [
+        *((*pair, ["LABEL_0"], wire.Classify) for pair in PAIR_BODIES),
+        *((*pair, None, wire.Generate) for pair in PAIR_BODIES),
+        (CLASSIFY, {"input": ["a", "b"]}, ["LABEL_0"], wire.Classify),
+    ],
+)
+def test_a_salt_keeps_the_prefixes_of_pooling_routes_apart(
+    endpoint: Endpoint[Any], body: dict[str, Any], labels: list[str] | None, kind: type[wire.Request]
+):
+    """A reranker that says yes or no generates; a classifier shares prefixes too."""
+    served = wire.ServedModel(
+        id="m",
+        stamp=wire.Provenance(
+            model="m",
+            fingerprint="f",
+            dtype="float32",
+            quantization=None,
+            adapter=None,
+            mode="default",
+            backend="cpu",
+            versions={},
+        ),
+        context_length=64,
+        vocab_size=9,
+        self_test="passed",
+        worker="w",
+        classifier=labels and wire.Classifier(labels=labels, activation="sigmoid"),
+    )
+    context = Context(unique_id="u", timeout_s=60, created=0, served_model=served, encoded_texts=[[1], [2], [3]])
+    for given, expected in (({}, None), ({"cache_salt": None}, None), ({"cache_salt": "s"}, "s")):
+        jobs = list(endpoint.to_requests(endpoint.parse(json.dumps(body | given).encode()), context))
+        assert {type(job) for job in jobs} == {kind}
+        assert {job.cache_salt for job in jobs} == {expected}
 
 
 def test_the_job_that_reports_a_streamed_prompt_differs_in_what_generates_alone():

@@ -2,10 +2,11 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from redis import Redis
@@ -14,6 +15,7 @@ from scorepool import wire
 from scorepool.engine import Sequence, TokenColumns
 from scorepool.engine.errors import EngineDeadError
 from scorepool.worker.inference import inference_run, run_inference
+from scorepool.worker.inference.inference_run import scope_of
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.run_inference import InferenceRunner
 from scorepool.worker.inference.token_publisher import TokenPublisher
@@ -227,3 +229,18 @@ def test_a_large_result_that_cannot_be_built_fails_its_job(
 
     with pytest.raises(ValueError, match="logprobs has 1 entries for 0 tokens"):
         pending.future.result(30)
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        partial(wire.Score, items=[wire.ScoreItem(prompt=[5], completion=[6])]),
+        partial(wire.Generate, prompt="a"),
+        partial(wire.Classify, items=[wire.ClassifyItem(prompt="a")]),
+    ],
+)
+def test_a_salted_job_shares_prefixes_with_jobs_of_its_owner_and_salt_alone(request_of: Callable[..., wire.Request]):
+    asked = [("alice", None), ("bob", None), ("alice", "s"), ("alice", "t"), ("bob", "s")]
+    scopes = [scope_of(request_of(model="demo", cache_salt=salt), owner) for owner, salt in asked]
+    assert scopes[:2] == [None, None]
+    assert len({None, *scopes[2:]}) == 4

@@ -30,6 +30,7 @@ class Crosscheck(Struct, tag="crosscheck", frozen=True, kw_only=True):
     token_ids: list[list[TokenId]]  # by sequence, prompts included
     first: list[int]  # by sequence: the position of the first token that has a logprob entry
     computations: list[Computation]
+    prefix_scope: str | None = None  # KV caches of prefixes are shared with sequences of the same scope only
 
     def __post_init__(self) -> None:
         lengths = [len(ids) - first for ids, first in zip(self.token_ids, self.first, strict=True)]

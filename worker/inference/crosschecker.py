@@ -104,8 +104,9 @@ class Crosschecker:
             sequence.logprobs or Floats() for sequence in result.unpacked().sequences if sequence.failure is None
         ]
         mine = Computation(worker=self._mail.worker, stamp=result.stamp, logprobs=logprobs)
+        scope = prepared[0].sequence.prefix_scope  # of all sequences of the job
         job.on_recorded = partial(
-            self._offered.append, partial(self._send, job.id, temperature, token_ids, first, mine)
+            self._offered.append, partial(self._send, job.id, temperature, token_ids, first, mine, scope)
         )
 
     def show_stopped(self, reason: str) -> None:
@@ -137,11 +138,22 @@ class Crosschecker:
                 wait_s = RETRY_S
 
     def _send(
-        self, job_id: str, temperature: float, token_ids: list[list[int]], first: list[int], mine: Computation
+        self,
+        job_id: str,
+        temperature: float,
+        token_ids: list[list[int]],
+        first: list[int],
+        mine: Computation,
+        prefix_scope: str | None,
     ) -> None:
         """Send a job of this worker to a second one."""
         check = Crosscheck(
-            job_id=job_id, temperature=temperature, token_ids=token_ids, first=first, computations=[mine]
+            job_id=job_id,
+            temperature=temperature,
+            token_ids=token_ids,
+            first=first,
+            computations=[mine],
+            prefix_scope=prefix_scope,
         )
         self._mail.send_to_another(check, mine.stamp)
 
@@ -259,6 +271,13 @@ class Crosschecker:
             if portion and num_tokens + len(token_ids) > self._max_batch_tokens:
                 yield portion
                 portion, num_tokens = [], 0
-            portion.append(Sequence(token_ids=list(token_ids), score_from=first, temperature=check.temperature))
+            portion.append(
+                Sequence(
+                    token_ids=list(token_ids),
+                    score_from=first,
+                    temperature=check.temperature,
+                    prefix_scope=check.prefix_scope,
+                )
+            )
             num_tokens += len(token_ids)
         yield portion

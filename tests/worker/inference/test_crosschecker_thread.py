@@ -213,6 +213,26 @@ def test_a_long_job_runs_in_portions_of_one_step(make: Make):
     assert side.counts() == {b"agreed": b"1"}
 
 
+@pytest.mark.parametrize("scope", [None, "alice\ns"])
+def test_a_salted_job_is_checked_within_its_scope(redis: Redis, make: Make, scope: str | None):
+    register(redis, "a")
+    side = make()
+    sequence = Sequence(token_ids=[1, 2], score_from=1, prefix_scope=scope)
+    column = wire.SequenceResult(
+        token_ids=[2], token_bytes=[b"a"], text="a", num_prompt_tokens=1, logprobs=Floats([-0.5])
+    )
+    usage = wire.Usage(prompt_tokens=1, completion_tokens=1)
+    result = wire.Result(sequences=[column], temperature=1.0, usage=usage, stamp=STAMP)
+    job = Job.create("f", connection=redis)
+    side.crosschecker.offer(job, [PreparedSequence(sequence, 1, is_prompt_text=False, bos_added=False)], 1.0, result)
+    assert job.on_recorded is not None
+    job.on_recorded()
+    side.receive(replace(CHECK, prefix_scope=scope))
+
+    assert [each.prefix_scope for group in side.engine.groups for each in group] == [scope, scope]
+    assert [check.prefix_scope for check in side.sent("a") if isinstance(check, Crosscheck)] == [scope]
+
+
 def test_a_job_with_too_many_tokens_is_not_checked_and_its_result_is_not_kept(redis: Redis, make: Make):
     side = make()
     for num_tokens, is_checked in ((MAX_TOKENS, True), (MAX_TOKENS + 1, False)):

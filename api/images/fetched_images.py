@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -37,6 +37,7 @@ class _Slots:
 
     free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_FETCHES_OF_OWNER))
     num_images: int = 0  # that are fetched or wait
+    num_threads: int = 0  # that fetch, maybe for nobody any more
 
 
 @dataclass
@@ -107,11 +108,10 @@ class FetchedImages:
         slots.num_images += 1
         try:
             await self._take(slots, name)
-            file = await self._run(slots, url, name, request.held)
+            file = await self._run(slots, url, name, request)
         finally:
             slots.num_images -= 1
-            if not slots.num_images and self._by_owner.get(request.owner) is slots:
-                del self._by_owner[request.owner]
+            self._drop_if_idle(request.owner, slots)
         try:
             image = wire.Image(data=file)
         except ValueError as error:
@@ -137,9 +137,9 @@ class FetchedImages:
                 f"one had no turn within {limit_s:g} s (SCOREPOOL_FETCH_IMAGES_TIMEOUT_S); send it again"
             ) from None
 
-    async def _run(self, slots: _Slots, url: str, name: str, held: Held) -> bytes:
+    async def _run(self, slots: _Slots, url: str, name: str, request: _Request) -> bytes:
         """Fetch a file on a thread. The slot is free when the thread is, also if nobody waits for it any more."""
-        most = self._settings.max_image_bytes
+        most, held = self._settings.max_image_bytes, request.held
         fetch = self._new_fetch(url)
         try:
             held.add(most)  # before it comes
@@ -148,7 +148,9 @@ class FetchedImages:
             slots.free.release()
             raise
         self._running.add(fetch)
-        future.add_done_callback(functools.partial(self._ended, asyncio.get_running_loop(), slots, fetch))
+        slots.num_threads += 1
+        free = functools.partial(self._free, request.owner, slots)
+        future.add_done_callback(functools.partial(self._ended, asyncio.get_running_loop(), free, fetch))
         try:
             file = await asyncio.wrap_future(future)
         except FileTooLarge as error:
@@ -161,12 +163,22 @@ class FetchedImages:
         return file
 
     def _ended(
-        self, loop: asyncio.AbstractEventLoop, slots: _Slots, fetch: ImageFetch, future: "Future[bytes]"
+        self, loop: asyncio.AbstractEventLoop, free: Callable[[], None], fetch: ImageFetch, future: "Future[bytes]"
     ) -> None:
         """Free the slot. Called on the thread."""
         self._running.discard(fetch)
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(slots.free.release)
+            loop.call_soon_threadsafe(free)
+
+    def _free(self, owner: str, slots: _Slots) -> None:
+        slots.num_threads -= 1
+        slots.free.release()
+        self._drop_if_idle(owner, slots)
+
+    def _drop_if_idle(self, owner: str, slots: _Slots) -> None:
+        """Drop an owner's slots, unless a thread has one: the owner would get new ones beside it."""
+        if not slots.num_images and not slots.num_threads and self._by_owner.get(owner) is slots:
+            del self._by_owner[owner]
 
     def _new_fetch(self, url: str) -> ImageFetch:
         settings = self._settings

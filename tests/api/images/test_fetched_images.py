@@ -2,12 +2,15 @@
 
 import asyncio
 import logging
+import socket
 import time
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from redis import Redis
 
@@ -255,6 +258,38 @@ async def test_slow_servers_hold_up_their_own_user_alone(serving: Serving, visio
     for reply in refused:
         assert reply.status_code == 429
         assert "are being fetched" in reply.json()["error"]["message"]
+
+
+@contextmanager
+def port_that_does_not_answer() -> Iterator[int]:
+    """A port whose queue of connections is full: further ones hang until their time is over."""
+    with socket.socket() as listener, ExitStack() as stack:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+async def test_a_connection_that_outlasts_its_request_counts_as_its_users(serving: Serving, server: ImageServer):
+    def num_hanging() -> int:
+        found = psutil.Process().net_connections("tcp4")
+        return sum(one.status == psutil.CONN_SYN_SENT and one.raddr.port == port for one in found) - num_before
+
+    num_before = 0
+    with port_that_does_not_answer() as port:
+        num_before = num_hanging()
+        async with serving(fetch_images="any", fetch_images_timeout_s=3.0) as http:
+            for number in range(5):
+                hanging = [f"http://127.0.0.1:{port}/{number}-{each}.png" for each in range(3)]
+                reply = await http.post(JOBS, json=job(server.url("/none.png"), *hanging))
+                assert reply.status_code == 400
+                assert "HTTP status 404" in reply.json()["error"]["message"]
+                assert num_hanging() <= fetched_images.MAX_FETCHES_OF_OWNER
+            assert num_hanging() >= 2
+            await eventually(lambda: not num_hanging())
 
 
 async def test_an_image_waits_for_others_of_its_owner_no_longer_than_a_fetch_may_take(

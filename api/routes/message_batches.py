@@ -3,10 +3,12 @@
 import io
 import logging
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from typing import Annotated, Any
 from uuid import uuid4
 
 from fastapi import APIRouter, Depends, Path, Query
+from redis import RedisError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -88,7 +90,9 @@ async def create(
     try:
         created = await batches.create(owner, asked, unique_id, num_lines=len(body.requests))
     except BaseException:
-        await files.delete(owner, file_id)
+        # A batch that was made although the reply was lost keeps its file; the first error is the one to tell.
+        with suppress(Conflict, RedisError):
+            await files.delete(owner, file_id)
         raise
     return reply(dialect.to_message_batch(created), "json")
 

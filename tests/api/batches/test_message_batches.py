@@ -6,12 +6,14 @@ from typing import Any
 
 import httpx
 import pytest
+import redis.exceptions
 from msgspec.structs import replace
 from redis import Redis
 from rq.job import JobStatus
 
 from scorepool import store, wire
 from scorepool.api.batches.lines import job_id_of
+from scorepool.api.repositories.batches import Batches
 from tests.api.batches.test_batches import has, let_expire, until
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually
 from tests.api.fake_worker import COMPLETED, FakeWorker
@@ -203,6 +205,25 @@ async def test_too_many_batches_leave_no_file(serving: Serving, worker: FakeWork
         num_keys = len(list(redis.scan_iter(f"{store.keys.PREFIX}:file:*")))
         assert (await http.post(PATH, json={"requests": requests(1)})).status_code == 429
         assert len(list(redis.scan_iter(f"{store.keys.PREFIX}:file:*"))) == num_keys
+
+
+async def test_a_batch_whose_creation_got_no_reply_is_told_as_that(
+    serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+):
+    """It may have been made, as here: then it keeps its file."""
+    create_batch = Batches.create
+
+    async def create_without_reply(self: Batches, *args: Any, **options: Any) -> wire.Batch:
+        await create_batch(self, *args, **options)
+        raise redis.exceptions.TimeoutError("Timeout reading from socket")
+
+    monkeypatch.setattr(Batches, "create", create_without_reply)
+    async with serving() as http:
+        reply = await http.post(PATH, json={"requests": requests(1)})
+        assert reply.status_code == 503
+        assert "it is not known whether" in reply.json()["error"]["message"]
+        assert len((await http.get(PATH)).json()["data"]) == 1
+        await eventually(lambda: len(worker.waiting()) == 1)
 
 
 async def test_a_body_of_several_lines_is_one_line_of_the_file(serving: Serving, worker: FakeWorker):

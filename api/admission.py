@@ -77,8 +77,10 @@ class Admission:
             )
         if request.webhook is not None:
             self._endpoints.check_url(request.webhook, f"{where}webhook")
-        if not served and not request.wait_for_model:
-            raise self._models.not_served(request.model, f"{where}model")
+        if not served:
+            self._models.check_not_partial(request.model, where)
+            if not request.wait_for_model:
+                raise self._models.not_served(request.model, f"{where}model")
         self._models.check_adapter(request, served, where)
         if served:
             _check_kind(request, served, where)

@@ -141,6 +141,21 @@ class Models:
                 f"{where}adapter",
             )
 
+    def check_not_partial(self, name: str, where: str) -> None:
+        """Raise ModelNotServed for an adapter that some workers of a live model have: its jobs would wait in no queue.
+
+        Workers drain the queues of their models only.
+        """
+        having = next((model for model in self._live if name in model.adapter_names), None)
+        if having is None or _entries_of(name, self._live):
+            return
+        missing = next(model for model in self._live if model.id == having.id and name not in model.adapter_names)
+        raise ModelNotServed(
+            f"{where}model: the worker {missing.worker} of {missing.id!r} has no adapter {name!r}, which others have: "
+            "load it on all of them",
+            f"{where}model",
+        )
+
     async def close(self) -> None:
         """End a read that is under way."""
         await self._shared.close()

@@ -51,7 +51,10 @@ async def test_an_adapter_is_served_when_all_workers_show_it(serving: Serving, r
         two[0].register(adapters=[adapter()])
         await asyncio.sleep(0.3)
         assert not loading.done()
-        assert (await http.post("/v1/jobs", json=score(model="sql"))).status_code == 404
+        for waits in (False, True):  # no worker drains the queue of an adapter's name
+            refused = await http.post("/v1/jobs", json=score(model="sql", wait_for_model=waits))
+            assert refused.status_code == 404
+            assert f"the worker {two[1].name} of 'demo' has no adapter 'sql'" in refused.json()["error"]["message"]
         two[1].register(adapters=[adapter()])
 
         assert (await loading).text == "Success: LoRA adapter 'sql' added successfully."

@@ -30,7 +30,7 @@ class JobField:
     FINGERPRINT = "fingerprint"  # of the submission, for the Idempotency-Key
     CREATED = "created"  # unix, s, by Redis's clock; no two jobs of one owner have the same
     # ours, where they apply
-    WEIGHT = "weight"  # the owner's share of a queue, 1 if absent
+    WEIGHT = "weight"  # the owner's share of a queue; absent where the API knows one owner
     EXPIRES_AT = "expires_at"  # unix, s
     IF_WEIGHTS = "if_weights"  # the version of the weights for which it waits among the scheduled jobs
     WEBHOOK = "webhook"  # URL

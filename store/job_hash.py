@@ -22,7 +22,7 @@ Job.redis_job_namespace_prefix = RqKeys.job("")  # see rq_keys.py; unchanged wit
 
 def new_job(
     owner: str,
-    weight: int,
+    weight: int | None,
     request: wire.Request,
     ttl_s: int,
     batch: str | None = None,
@@ -32,7 +32,7 @@ def new_job(
 ) -> list[str | bytes]:
     """Return the hash of the job that runs a request: name, value, name, value, ...
 
-    The request itself has a key of its own, and the script adds the times.
+    The request itself has a key of its own, and the script adds the times. `weight` is None where one owner has all.
     """
     kind = wire.kind_of(request)
     field = JobField
@@ -40,7 +40,7 @@ def new_job(
         *_rq_fields(kind, request.model, queue_name(request.model, request.priority), request.timeout_s, ttl_s),
         *(field.OWNER, owner, field.MODEL, request.model, field.KIND, kind),
     ]
-    if weight != 1:
+    if weight is not None:
         flat += (field.WEIGHT, str(weight))
     if request.expires_at is not None:
         flat += (field.EXPIRES_AT, repr(request.expires_at))

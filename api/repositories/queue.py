@@ -82,7 +82,7 @@ class Queue:
         args: list[str | bytes | int | float] = [owner, settings.max_queue_depth, list_length]
         args += [settings.max_unserved_queues_per_key, settings.max_unserved_queues]
         args += [self._quota.max_jobs, self._quota.max_bytes]
-        weight = self._weight(owner)
+        weight = self._weight(owner) if self._has_several_owners else None
         async for job_id, request in tasks.in_turns(zip(job_ids, requests, strict=True)):
             fields = new_job(
                 owner, weight, request, ttl_s, batch, is_synchronous=is_synchronous, traceparent=traceparent

@@ -24,8 +24,9 @@ class WaitingSequences:
 
     @property
     def has_several_shares(self) -> bool:
-        """True if sequences of several names have run or wait."""
-        return len({share.name for share in self._counters} - {""}) > 1
+        """True if one share must leave room to others, which have run, wait, or may come."""
+        names = {share.name for share in self._counters} - {""}
+        return len(names) > 1 or any(share.has_others for share in self._counters)
 
     def __iter__(self) -> Iterator[Sequence]:
         """Yield the sequences that wait now, in the order in which they should run."""

@@ -188,7 +188,7 @@ class InferenceRun:
         request = self.request
         sequences = to_run(prepared)
         for sequence in sequences:
-            sequence.share = Share(self._job.owner, self._job.weight)
+            sequence.share = Share(self._job.owner, self._job.weight, has_others=self._job.is_of_one_of_several)
             sequence.prefix_scope = scope_of(request, self._job.owner)
         added: Future[list[Sequence]]
         if isinstance(request, wire.Generate) and request.stream:

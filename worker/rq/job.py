@@ -116,6 +116,11 @@ class Job(rq.job.Job):
         weight = as_text(self.fields.get(JobField.WEIGHT, b"1"))
         return int(weight) if weight.isdecimal() and 0 < len(weight) < 10 and int(weight) else 1
 
+    @property
+    def is_of_one_of_several(self) -> bool:
+        """True if the API knows several owners."""
+        return JobField.WEIGHT in self.fields
+
     def dependencies_are_met(self, *args: Any, **kwargs: Any) -> bool:
         """True if the job may run. False if the keys that hold its dependencies have a wrong type."""
         try:

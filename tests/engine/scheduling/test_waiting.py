@@ -1,6 +1,7 @@
 """Shares that have waiting sequences get computing time in proportion to their weights."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -68,21 +69,28 @@ def test_a_generation_takes_the_next_free_place_beside_a_share_that_fills_all_pl
 
 
 @pytest.mark.parametrize("max_cached_tokens", [10**9, 16 * 10**5])
-def test_rows_that_generate_for_hours_leave_room_to_another_share(max_cached_tokens: int):
+@pytest.mark.parametrize("is_known", [True, False])
+def test_rows_that_generate_for_hours_leave_room_to_another_share(max_cached_tokens: int, is_known: bool):
+    """It may have come before, or be one of those that the API knows."""
+    alice, bob = ALICE, BOB
+    if not is_known:
+        alice, bob = (replace(share, has_others=True) for share in (ALICE, BOB))
+
     def generating(share: Share) -> Sequence:
         return Sequence(token_ids=[0] * 5, sampling=Sampling(max_tokens=10**5 - 5), share=share)
 
     scheduler = Scheduler(BUDGET, KVBudget(16, max_cached_tokens), PrefixCache(max_bytes=0))
-    scheduler.add([scored(BOB, 2)])  # the share is known
-    scheduler.schedule()
-    scheduler.add([generating(ALICE) for _ in range(100)])
+    if is_known:
+        scheduler.add([scored(bob, 2)])
+        scheduler.schedule()
+    scheduler.add([generating(alice) for _ in range(100)])
     for _ in range(20):
         scheduler.schedule()
     assert len(scheduler.decoding) == 14
-    scheduler.add([generating(BOB) for _ in range(3)])
+    scheduler.add([generating(bob) for _ in range(3)])
     for _ in range(20):
         scheduler.schedule()
-    assert Counter(sequence.share for sequence in scheduler.decoding) == {ALICE: 14, BOB: 2}
+    assert Counter(sequence.share for sequence in scheduler.decoding) == {alice: 14, bob: 2}
 
 
 def test_a_share_that_is_alone_fills_all_rows():

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 import redis.asyncio
@@ -15,8 +15,8 @@ import scorepool.api.repositories.queue
 from scorepool import store, wire
 from scorepool.api.auth import Keyring
 from scorepool.store.scripts import load
-from scorepool.worker import Queue
-from scorepool.worker.claims.leases import Claim, Leases
+from scorepool.worker import Job, Queue
+from scorepool.worker.claims.leases import Claim, ClaimedJob, Leases
 
 WEIGHTS = {"alice": 1, "bob": 1, "carol": 3}
 QUEUES = store.queue_names("demo")
@@ -26,8 +26,8 @@ LIST_LENGTH = 4
 class Pool:
     """The API's and a worker's side of one model's queues."""
 
-    def __init__(self, connection: Redis, redis_url: str) -> None:
-        keys = ",".join(f"{name}:{hashlib.sha256(name.encode()).hexdigest()}:{WEIGHTS[name]}" for name in WEIGHTS)
+    def __init__(self, connection: Redis, redis_url: str, weights: Mapping[str, int] = WEIGHTS) -> None:
+        keys = ",".join(f"{name}:{hashlib.sha256(name.encode()).hexdigest()}:{weights[name]}" for name in weights)
         server = store.Settings(api_keys=keys, max_jobs_in_flight=LIST_LENGTH)
         self.runner = asyncio.Runner()
         self.redis = redis.asyncio.Redis.from_url(redis_url)
@@ -46,11 +46,11 @@ class Pool:
 
     def claim(self, num: int, excluded: tuple[str, ...] = ()) -> list[tuple[str, str]]:
         """Return the owner and the queue of each job that was claimed."""
+        return [(row.fields.get(b"owner", b"").decode(), row.queue.name) for row in self.claim_rows(num, excluded)]
+
+    def claim_rows(self, num: int, excluded: tuple[str, ...] = ()) -> list[ClaimedJob]:
         claim = Claim(max_jobs=num, num_in_flight=0, max_in_flight=1000, list_length=LIST_LENGTH, excluded=excluded)
-        return [
-            (row.fields.get(b"owner", b"").decode(), row.queue.name)
-            for row in self.leases.claim(self.queues, claim).jobs
-        ]
+        return self.leases.claim(self.queues, claim).jobs
 
     def close(self) -> None:
         self.runner.run(self.redis.aclose())
@@ -61,6 +61,16 @@ class Pool:
 def pool(redis: Redis, redis_url: str) -> Iterator[Pool]:
     pool = Pool(redis, redis_url)
     yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("weights", [{"alice": 3}, {"alice": 1, "bob": 1}])
+def test_a_job_tells_its_worker_whether_there_are_several_owners(weights: dict[str, int], redis: Redis, redis_url: str):
+    pool = Pool(redis, redis_url, weights)
+    pool.submit("alice")
+    [row] = pool.claim_rows(1)
+    job = Job.from_claimed(row, redis, {})
+    assert (job.weight, job.is_of_one_of_several) == (1, len(weights) > 1)
     pool.close()
 
 

@@ -66,7 +66,7 @@ from scorepool.wire.crosscheck import Computation, Crosscheck, CrosscheckMessage
 from scorepool.wire.embed import Embed, EmbedItem, Pooling
 from scorepool.wire.file import DeletedFile, ExpiresAfter, FileObject, FilePage, Purpose
 from scorepool.wire.generate import Generate, SamplingOptions, mode_conflict
-from scorepool.wire.image import Image, ImagesRefused
+from scorepool.wire.image import Image
 from scorepool.wire.model_comparison import divergence, join_comparisons
 from scorepool.wire.packed import PackedColumns, join_packed
 from scorepool.wire.progress import Progress, Progresses
@@ -204,7 +204,6 @@ __all__ = [
     "Format",
     "Generate",
     "Image",
-    "ImagesRefused",
     "Invalid",
     "Job",
     "JobEvent",

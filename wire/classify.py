@@ -28,7 +28,7 @@ class ClassifyItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise ValueError("give exactly one of `prompt` and `messages`")
         check_num_calls(len(message.tool_calls) for message in self.messages or ())
         if any(message.images for message in self.messages or ()):
-            raise ValueError("`images` does not go with a classify job")
+            raise ValueError("`messages` of a classify job have no images")
 
 
 class Classify(Submission, tag="classify", frozen=True, kw_only=True):

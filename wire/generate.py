@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from scorepool.wire.chat import Message, Tool, check_json, check_num_calls
 from scorepool.wire.columns import LogprobsMode
-from scorepool.wire.image import Images, ImagesRefused, check_images
+from scorepool.wire.image import Images, check_images
 from scorepool.wire.quote import quote
 from scorepool.wire.request_fields import (
     FORMS,
@@ -247,10 +247,9 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
         """Refuse what was not tested with images, or has no meaning: an image's tokens have no logprobs."""
         for name in _NOT_BESIDE_IMAGES:
             if getattr(self, name):
-                raise ImagesRefused(name, "does not go with `images`")
+                raise ValueError(f"`{name}` does not go with `images`")
         if self.speculation not in (None, "off"):
-            reason = f"{self.speculation} does not go with `images`; expected off or null"
-            raise ImagesRefused("speculation", reason)
+            raise ValueError(f"`speculation` {self.speculation} does not go with `images`; expected off or null")
 
     @property
     def is_filtered(self) -> bool:

@@ -20,14 +20,6 @@ MIN_FPS = 0.001  # a frame in a quarter of an hour
 DEFAULT_FPS = 2.0  # at which Qwen's models were shown videos
 
 
-class ImagesRefused(ValueError):
-    """A field of a request does not go with its images. `reason` says so without naming `field`."""
-
-    def __init__(self, field: str, reason: str) -> None:
-        super().__init__(f"`{field}` {reason}")
-        self.field, self.reason = field, reason
-
-
 class Image(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Show the model an image, or a video as frames."""
 
@@ -140,4 +132,4 @@ def check_images(images: Sequence[Image], prompt: str | Sequence[int] | None, sh
         check_places(images, prompt, "prompt")
     if (num_images := len(images) + len(shown)) > MAX_IMAGES:
         field = "messages" if shown else "images"
-        raise ImagesRefused(field, f"has {num_images} images; expected at most {MAX_IMAGES} in one job")
+        raise ValueError(f"`{field}` has {num_images} images; expected at most {MAX_IMAGES} in one job")

@@ -9,7 +9,7 @@ from scorepool.api.batches.batch_store import BatchStore
 from scorepool.api.batches.lines import EndedLine, Ending, LineInProgress
 from scorepool.api.batches.services import BatchServices
 from scorepool.api.http.bodies import MAX_INLINE_BYTES
-from scorepool.api.http.errors import NotFound, Unavailable
+from scorepool.api.http.errors import BadRequest, NotFound, Unavailable
 from scorepool.api.http.large_replies import own_results
 from scorepool.api.repositories.jobs import ENDED
 
@@ -79,7 +79,7 @@ async def _ended_line(
         return None
     except NotFound:
         return None if ending is None else lines.unexecuted_line(text, ending, job_ids[0])
-    except wire.Invalid as error:
+    except (wire.Invalid, BadRequest) as error:
         return lines.refused_line(text, error, job_ids[0])
 
 

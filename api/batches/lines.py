@@ -20,7 +20,7 @@ from scorepool.api.dialects.openai.batch import (
 )
 from scorepool.api.dialects.protocol import Context, Endpoint
 from scorepool.api.http.bodies import Body
-from scorepool.api.http.errors import ApiError, BadRequest, error_reply, map_field_names, refusing_images
+from scorepool.api.http.errors import ApiError, BadRequest, building_requests, error_reply, map_field_names
 from scorepool.api.repositories import decode
 from scorepool.api.submission import error_of_job, name_field
 from scorepool.store.server_map import stamp
@@ -122,11 +122,11 @@ class LineCall(NamedTuple):
 async def build_jobs(
     services: BatchServices, text: bytes, batch: Batch, unique_id: str
 ) -> tuple[list[wire.Request], LineCall]:
-    """Return the jobs of a line, and its call. Raise wire.Invalid, TooLarge."""
+    """Return the jobs of a line, and its call. Raise wire.Invalid, BadRequest, TooLarge."""
     call = await Body(batch.id, text, "json").parse(lambda content, _: LineCall.parse(content, batch, unique_id))
     count = call.endpoint.job_count(call.body)
     services.submission.check_count(*count)
-    with refusing_images(call.field_name):
+    with building_requests(call.field_name):
         return await services.submission.build(call.to_requests(batch), count.field), call
 
 
@@ -159,7 +159,7 @@ def unexecuted_line(text: bytes, ending: Ending, unique_id: str) -> EndedLine:
 def ended_line(text: bytes, batch: Batch, jobs: Sequence[wire.Job], ending: Ending | None) -> EndedLine:
     """Build the output line from jobs that have all ended.
 
-    Raise wire.Invalid if the line cannot be parsed: another version accepted it.
+    Raise wire.Invalid or BadRequest if the line is refused: another version accepted it.
     """
     unique_id = jobs[0].id
     results = [job.result for job in jobs if job.result is not None]
@@ -173,7 +173,9 @@ def ended_line(text: bytes, batch: Batch, jobs: Sequence[wire.Job], ending: Endi
     if failed.failure.code == "canceled" and ending is not None:
         return unexecuted_line(text, ending, unique_id)
     call = LineCall.parse(text, batch, unique_id)
-    error = name_field(error_of_job(failed, 0), list(call.to_requests(batch)), index)
+    with building_requests(call.field_name):
+        requests = list(call.to_requests(batch))
+    error = name_field(error_of_job(failed, 0), requests, index)
     error.rename_field(call.field_name)
     return EndedLine(_output_line(text, unique_id, error.status, error_reply(error)))
 

@@ -22,7 +22,7 @@
 
     raised by a route    ->   reply (see `install`)
     ApiError                  as above
-    wire.Invalid              400 invalid
+    wire.Invalid              400 invalid; so is a ValueError in `building_requests`
     RequestValidationError    400 invalid
     RedisError                503 unavailable
     anything else             500 internal, with the traceback in the log
@@ -31,6 +31,7 @@ To add a refusal, add a class here. Routes raise it; no other module builds an e
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -53,6 +54,7 @@ METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
 RESULT_RETRY_S = 5  # Retry-After of a large result beside too many others
 UPLOAD_RETRY_S = 5  # Retry-After of an upload beside too many others
 REDIS_RETRY_S = 2  # Retry-After while Redis does not answer
+_QUOTED_FIELD = re.compile(r"`(?P<name>\w+(?:\[\d+\]|\.\w+)*)`")
 _EXPECTED = {  # by pydantic's types of errors; it has sentences for the others
     "int_parsing": "expected an integer",
     "float_parsing": "expected a number",
@@ -109,16 +111,27 @@ class BadRequest(ApiError):
 
 
 @contextmanager
-def refusing_images(map_field: Callable[[str], str]) -> Iterator[None]:
-    """Refuse jobs that are built in this context if they have images beside what these do not go with.
+def building_requests(map_field: Callable[[str], str]) -> Iterator[None]:
+    """Refuse a body if the type of a request that is built from it in this context refuses a value.
 
-    `map_field` gives the name of a job's field in the body.
+    `map_field` gives the name of a request's field in the body.
     """
-    with map_field_names(map_field):
-        try:
+    try:
+        with map_field_names(map_field):
             yield
-        except wire.ImagesRefused as error:
-            raise BadRequest(f"{error.field}: {error.reason}", error.field) from None
+    except wire.Invalid:  # it names a field of the body already
+        raise
+    except ValueError as error:
+        raise _refused_by_type(str(error), map_field) from None
+
+
+def _refused_by_type(sentence: str, map_field: Callable[[str], str]) -> BadRequest:
+    """Build the error from the sentence of a type of requests, which may begin with the name of a field."""
+    sentence = _QUOTED_FIELD.sub(lambda quoted: f"`{map_field(quoted['name'])}`", sentence)
+    leading = _QUOTED_FIELD.match(sentence)
+    if leading is None:
+        return BadRequest(sentence)
+    return BadRequest(f"{leading['name']}: {sentence[leading.end() :].lstrip(': ')}", leading["name"])
 
 
 class PromptTooLong(ApiError):

@@ -52,9 +52,9 @@ from scorepool.api.http.errors import (
     NotFound,
     TooLarge,
     begun_again,
+    building_requests,
     map_codes,
     map_field_names,
-    refusing_images,
 )
 from scorepool.api.http.formats import reply
 from scorepool.api.http.large_replies import HeldResults
@@ -179,7 +179,7 @@ async def _run(
     limit_s = BACKGROUND_TIMEOUT_S if endpoint.is_in_background(body) else submission.time_limit_s
     kept_body = endpoint.kept_body(body)
     texts = (_to_tokenize(text, served_model.id, limit_s) for text in endpoint.texts_to_encode(body, served_model))
-    with refusing_images(field_name):
+    with building_requests(field_name):
         tokenizes = await submission.build(texts, count.field)
     encoded = await submission.submit_and_wait(request, owner, tokenizes, held, field_name) if tokenizes else []
     [unique_id] = await submission.job_ids(owner, None, 1, served_model.id)
@@ -193,7 +193,7 @@ async def _run(
         max_top_logprobs=max_top_logprobs,
     )
     try:
-        with refusing_images(field_name):
+        with building_requests(field_name):
             requests = await submission.build(endpoint.to_requests(body, context), count.field)
     except ReplyTooLarge as error:
         raise TooLarge(error.message, error.field) from None

@@ -28,14 +28,21 @@ from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.tinker.reply import CONTENT_TYPE, to_failure, to_reply
 from scorepool.api.dialects.tinker.sample import SAMPLER, Future, SampleRequest, to_request
 from scorepool.api.http.bodies import received_body
-from scorepool.api.http.errors import ApiError, BadRequest, NotFound, map_field_names
+from scorepool.api.http.errors import ApiError, BadRequest, NotFound, building_requests, map_field_names
 from scorepool.api.http.formats import reply
 from scorepool.api.repositories.jobs import ENDED
 
 router = APIRouter(prefix="/api/v1", include_in_schema=False, dependencies=[Depends(known_query)])
 WAIT_S = 30.0  # the SDK gives up an answer after 45 s
 SamplerId = Annotated[str, Path(alias="id", max_length=256)]
-_FIELDS = map_field({"prompt": "prompt", "n": "num_samples", "top_logprobs": "topk_prompt_logprobs"})
+_FIELDS = map_field(
+    {
+        "prompt": "prompt",
+        "n": "num_samples",
+        "max_tokens": "sampling_params.max_tokens",
+        "top_logprobs": "topk_prompt_logprobs",
+    }
+)
 
 
 class SamplingSession(Struct, frozen=True, kw_only=True):
@@ -130,7 +137,8 @@ async def asample(
     """Submit a job. Sent again with the same number, the request gets the same job."""
     body: SampleRequest = await _parse(request, owner, settings.max_body_bytes, SampleRequest)
     served = await models.find(body.model)
-    job = to_request(body, served.id)
+    with building_requests(_FIELDS):
+        job = to_request(body, served.id)
     with map_field_names(_FIELDS):
         [submitted] = await submission.submit(owner, [job], body.idempotency_key, is_bulk=False)
     future = str(Future.of(submitted.id, body))

@@ -86,8 +86,7 @@ class TextGenerationParameters(Struct, frozen=True, forbid_unknown_fields=True, 
         check_supported(self, {"best_of": 1, "typical_p": 1.0, "watermark": False})
         if self.decoder_input_details and not self.details:
             raise ValueError("`decoder_input_details` needs `details`: true")
-        if isinstance(self.grammar, JsonGrammar):
-            schema_form(self.grammar.value, "grammar")
+        self.form_fields  # noqa: B018 - a schema is checked when the body is read
 
     @property
     def samples(self) -> bool:
@@ -97,14 +96,14 @@ class TextGenerationParameters(Struct, frozen=True, forbid_unknown_fields=True, 
 
     @property
     def form_fields(self) -> FormFields:
-        """Return the form of the text as fields of a wire.Generate."""
+        """Return the form of the text as fields of a wire.Generate; raise ValueError."""
         match self.grammar:
             case JsonGrammar(value=schema):
                 return schema_form(schema, "grammar") or {}
             case RegexGrammar(value=pattern):
                 return {"regex": pattern}
             case JsonSchemaGrammar(value=named):
-                return {"json_schema": named.schema}
+                return schema_form(named.schema, "grammar") or {}
             case _:
                 return {}
 

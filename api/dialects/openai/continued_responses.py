@@ -32,7 +32,8 @@ def previous_jobs(body: ResponseRequest) -> dict[str, str]:
 
 def continued(body: ResponseRequest, previous: Mapping[str, Previous]) -> ResponseRequest:
     """Return the body with the items that it continues and refers to. Raise wire.Invalid."""
-    conversations = {job_id: _conversation(job_id, each) for job_id, each in previous.items()}
+    fields = previous_jobs(body)
+    conversations = {job_id: _conversation(job_id, each, fields[job_id]) for job_id, each in previous.items()}
     known = {item_id: item for each in conversations.values() for item_id, item in each}
     items = [_resolved(item, index, known) for index, item in enumerate(items_of(body))]
     field = "input"
@@ -48,11 +49,17 @@ def continued(body: ResponseRequest, previous: Mapping[str, Previous]) -> Respon
         raise wire.Invalid(f"{field}: {error}", field) from None
 
 
-def _conversation(job_id: str, previous: Previous) -> list[tuple[str, InputItem]]:
-    """Return the items of a response with their ids, in order: what it was asked and its answer."""
+def _conversation(job_id: str, previous: Previous, field: str) -> list[tuple[str, InputItem]]:
+    """Return the items of a response with their ids, in order: what it was asked and its answer.
+
+    `field` names the response. Raise wire.Invalid for an answer that no body may hold: a model calls with any JSON.
+    """
     before = wire.parse(previous.kept_body, ResponseRequest, "msgpack")
     answer = to_response(before, previous.result, job_id, 0)
-    answered = wire.parse(wire.encode_json(answer.output), list[InputItem])
+    try:
+        answered = wire.parse(wire.encode_json(answer.output), list[InputItem])
+    except wire.Invalid as error:
+        raise wire.Invalid(f"{field}: the answer cannot be continued: output{error.message}", field) from None
     ids = [item.id for item in answer.output]
     return [*numbered_items(before, job_id), *zip(ids, answered, strict=True)]
 

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from scorepool import wire
 from scorepool.api.dialects.images import join, to_image, to_video
-from scorepool.wire.chat import STRICT
+from scorepool.wire.chat import STRICT, check_json
 from scorepool.wire.image import DEFAULT_FPS, MIN_FPS
 from scorepool.wire.request_fields import MAX_TOOL_CALLS, Text
 
@@ -122,13 +122,14 @@ class PastFunctionCall(Struct, frozen=True, kw_only=True):
     arguments: Annotated[str | dict[str, Any], Meta(description="JSON, or the object: chat templates need an object.")]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.arguments, str):
-            return
-        try:
-            decoded = msgspec.json.decode(self.arguments or "{}", type=dict[str, Any])
-        except msgspec.DecodeError as error:
-            raise ValueError(f"`arguments` of the call of {wire.quote(self.name)} is no JSON object: {error}") from None
-        msgspec.structs.force_setattr(self, "arguments", decoded)
+        name = f"`arguments` of the call of {wire.quote(self.name)}"
+        if isinstance(self.arguments, str):
+            try:
+                decoded = msgspec.json.decode(self.arguments or "{}", type=dict[str, Any])
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise ValueError(f"{name} is no JSON object: {error}") from None
+            msgspec.structs.force_setattr(self, "arguments", decoded)
+        check_json(self.arguments, name)
 
 
 class PastToolCall(Struct, frozen=True, kw_only=True):
@@ -164,8 +165,6 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.content is None and self.refusal is None and not self.tool_calls:
             raise ValueError("a message without `tool_calls` needs `content`")
-        for call in self.tool_calls or ():
-            _to_wire_call(call)
         has_images = isinstance(self.content, list) and any(not isinstance(part, TextPart) for part in self.content)
         if has_images and self.role not in IMAGE_ROLES:
             raise ValueError(

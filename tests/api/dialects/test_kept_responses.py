@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+from msgspec.structs import replace
 from openai import OpenAI
 from openai.types.responses import Response
 from redis import Redis
@@ -228,6 +229,41 @@ async def test_the_states_of_a_response_in_the_background(serving: Serving, work
         for id_ in ids[1:]:
             assert (await http.delete(f"{PATH}/{id_}")).json() == {"id": id_, "object": "response", "deleted": True}
         assert redis.keys(store.Keys.response("*")) == [store.Keys.response(jobs[0]).encode()]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ('{"n":18446744073709551616}', "hold an integer of more than 64 bits"),
+        ('{"n":' + "[" * 65 + "]" * 65 + "}", "are nested more than 64 deep"),
+        ('{"n":' + "[" * 9999 + "]" * 9999 + "}", "is no JSON object"),
+    ],
+)
+async def test_a_call_that_no_job_can_hold_is_refused_by_name(
+    serving: Serving, worker: FakeWorker, arguments: str, says: str
+):
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
+    sent_back = BODY | {"input": [{"role": "user", "content": "a"}, call]}
+    async with serving() as http:
+        for path, body in [
+            (PATH, sent_back),
+            (PATH, sent_back | {"store": False}),
+            (f"{PATH}/input_tokens", sent_back),
+        ]:
+            error = (await http.post(path, json=body)).json()["error"]
+            assert (error["code"], error["param"]) == ("invalid", "input[1].arguments")
+            assert says in error["message"]
+        answered = await in_background(http)
+        [sequence] = COMPLETED.sequences
+        called = wire.ToolCallResult(id="c", name="f", arguments=arguments, entry=0)
+        outcome = replace(COMPLETED, sequences=[replace(sequence, tool_calls=[called])])
+        worker.end(answered.removeprefix("resp_"), outcome)
+        for path in (PATH, f"{PATH}/input_tokens"):
+            reply = await http.post(path, json=BODY | {"previous_response_id": answered})
+            error = reply.json()["error"]
+            assert (reply.status_code, error["param"]) == (400, "previous_response_id")
+            assert says in error["message"]
 
 
 @pytest.mark.anyio

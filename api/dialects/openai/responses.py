@@ -43,7 +43,7 @@ _field_name = map_field(
 )
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 # The one value that is supported, by field.
-_SUPPORTED = {"n": 1}
+_SUPPORTED = {"n": 1, "return_token_ids": False, "return_tokens_as_token_ids": False}
 
 
 class ContentPart(Struct, frozen=True, kw_only=True, dict=True):
@@ -232,6 +232,8 @@ class ResponseRequest(SamplingRequest, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_supported(self, _SUPPORTED)
+        if self.stream_options is not None and self.stream_options.continuous_usage_stats:
+            raise ValueError("`stream_options.continuous_usage_stats` is not supported here, expected false")
         if self.background and self.store is False:
             raise ValueError("`store` must be true with `background`")
         if not isinstance(self.input, str):

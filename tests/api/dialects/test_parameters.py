@@ -35,7 +35,7 @@ BOTH: list[dict[str, Any]] = [
     {"temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0},
     {"stop": []},
     {"stream": True, "stream_options": {"include_usage": False, "include_obfuscation": False}},
-    {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": False}},
     {"top_k": -1, "min_p": 0, "repetition_penalty": 1, "length_penalty": 1, "min_tokens": 0, "stop_token_ids": []},
     {"ignore_eos": False, "use_beam_search": False, "include_stop_str_in_output": False, "bad_words": []},
     {"allowed_token_ids": None},
@@ -45,6 +45,7 @@ BOTH: list[dict[str, Any]] = [
     {"metadata": None, "service_tier": None, "store": False, "thinking_token_budget": None},
 ]
 CHAT_ONLY: list[dict[str, Any]] = [
+    {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     {"audio": None, "logprobs": False, "top_logprobs": 0, "metadata": {"a": "b"}, "modalities": ["text"]},
     {"parallel_tool_calls": True, "prediction": None, "response_format": {"type": "text"}, "store": False},
     {"prompt_cache_key": "a", "prompt_cache_retention": "in_memory", "safety_identifier": "a", "verbosity": "medium"},
@@ -61,6 +62,7 @@ RESPONSES_ONLY: list[dict[str, Any]] = [
     {"instructions": None, "parallel_tool_calls": True, "top_logprobs": 0, "include": ["reasoning.encrypted_content"]},
 ]
 COMPLETIONS_ONLY: list[dict[str, Any]] = [
+    {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     {"best_of": 1, "echo": False, "logprobs": None, "suffix": None, "max_tokens": None},
     {"prompt_logprobs": None, "add_special_tokens": True, "skip_special_tokens": True},
 ]
@@ -138,6 +140,14 @@ def test_defaults_change_nothing(kind: str, options: dict[str, Any]):
             "has 1200 tool calls",
         ),
         ("chat", {"max_tokens": 5, "min_tokens": 6}, "min_tokens", "at most `max_completion_tokens`, 5"),
+        ("responses", {"return_token_ids": True}, "return_token_ids", "expected false"),
+        ("responses", {"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids", "expected false"),
+        (
+            "responses",
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+            "expected false",
+        ),
         ("completions", {"min_tokens": 17}, "min_tokens", "at most `max_tokens`, 16"),
         ("completions", {"min_tokens": -1}, "min_tokens", ">= 0"),
         ("completions", {"stop_token_ids": [-5]}, "stop_token_ids[0]", ">= 0"),

@@ -163,7 +163,8 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         if not self.stream or not self.return_logprob:
             return
         num_entries = 1 + (self.top_logprobs_num or 0) + max(map(len, self.targets))
-        num_tokens = self.params.max_new_tokens or MAX_STREAMED_TOKENS
+        asked = self.params.max_new_tokens
+        num_tokens = MAX_STREAMED_TOKENS if asked is None else asked
         if num_tokens**2 * num_entries > MAX_STREAMED_TOKENS**2:
             most = int((MAX_STREAMED_TOKENS**2 / num_entries) ** 0.5)
             raise ValueError(

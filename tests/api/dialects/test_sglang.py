@@ -228,6 +228,7 @@ def test_a_stream_that_generates_nothing_reports_its_input(ask: Ask):
         "input_ids": PROMPT,
         "return_logprob": True,
         "logprob_start_len": 0,
+        "top_logprobs_num": 2,
         "sampling_params": {"max_new_tokens": 0},
     }
 

@@ -25,7 +25,7 @@ from scorepool.api.dependencies import (
     known_query,
 )
 from scorepool.api.dialects.fields import map_field
-from scorepool.api.dialects.tinker.reply import CONTENT_TYPE, to_failure, to_reply
+from scorepool.api.dialects.tinker.reply import CONTENT_TYPE, has_shown, to_failure, to_reply
 from scorepool.api.dialects.tinker.sample import SAMPLER, Future, SampleRequest, to_request
 from scorepool.api.http.bodies import received_body
 from scorepool.api.http.errors import ApiError, BadRequest, NotFound, building_requests, map_field_names
@@ -162,7 +162,7 @@ async def retrieve_future(
     if job.result is None:
         failure = job.failure or wire.Failure(code="canceled", message="the job was canceled")
         return reply(to_failure(failure), "json")
-    if job.kind != "generate":
+    if job.kind != "generate" or not has_shown(future, job.result):
         raise NotFound(f"request_id: there is no future {wire.quote(body.request_id)}", "request_id")
     result = job.result
     return Response(await held.run(lambda: to_reply(future, result)), media_type=CONTENT_TYPE)

@@ -150,3 +150,18 @@ def test_a_future_that_is_none_is_not_found(http: httpx.Client):
     for request_id in ("a", "a.1.0.0.0", "0" * 32 + ".2.0.0.0"):
         answer = http.post("/api/v1/retrieve_future", json={"request_id": request_id})
         assert answer.status_code == 404
+
+
+@pytest.mark.parametrize("options", [{"logprobs": False}, {"packed": True}, {"prompt_logprobs": False}])
+def test_a_job_without_what_a_future_shows_is_none(http: httpx.Client, options: dict[str, Any]):
+    body = {"type": "generate", "model": "demo", "prompt": IDS, "max_tokens": 1, "prompt_logprobs": True}
+    job_id = http.post("/v1/jobs", json=body | options).json()["id"]
+    answer = http.post("/api/v1/retrieve_future", json={"request_id": f"{job_id}.1.0.0.0"})
+    assert (answer.status_code, answer.json()["error"]["field"]) == (404, "request_id")
+
+
+@pytest.mark.parametrize("numbers", ["1.1025.0.0", "1.0.99999.0"])
+def test_a_future_shows_no_more_tokens_than_can_be_asked_for(http: httpx.Client, numbers: str):
+    job_id, _, _ = ask(http, prompt_logprobs=True).json()["request_id"].partition(".")
+    answer = http.post("/api/v1/retrieve_future", json={"request_id": f"{job_id}.{numbers}"})
+    assert answer.status_code == 404

@@ -23,6 +23,14 @@ def to_failure(failure: wire.Failure) -> dict[str, str]:
     return {"error": failure.message, "category": USER if failure.code in USERS_CODES else SERVER}
 
 
+def has_shown(future: Future, result: wire.Result) -> bool:
+    """True if a result has what the reply shows: the id of a future is a text that any client can write."""
+    return all(
+        sequence.logprobs is not None and (sequence.num_reported_prompt_tokens or not future.has_prompt_logprobs)
+        for sequence in result.sequences
+    )
+
+
 def to_reply(future: Future, result: wire.Result) -> bytes:
     """Return the reply to a future whose job has a result."""
     sequences = result.sequences

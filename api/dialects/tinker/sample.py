@@ -127,9 +127,12 @@ class Future(Struct, frozen=True, kw_only=True):
     def parse(cls, text: str) -> Self:
         """Parse a future's id. Raises ValueError."""
         found = FUTURE.fullmatch(text)
+        refusal = f"request_id: expected the id of a future, found {wire.quote(text)}"
         if found is None:
-            raise ValueError(f"request_id: expected the id of a future, found {wire.quote(text)}")
+            raise ValueError(refusal)
         has_prompt_logprobs, top_prompt, top_sampled, last_n = map(int, found["numbers"].split("."))
+        if max(top_prompt, top_sampled) > MAX_TOP:  # a reply has so many cells for each token
+            raise ValueError(refusal)
         return cls(
             job_id=found["job"],
             has_prompt_logprobs=bool(has_prompt_logprobs),

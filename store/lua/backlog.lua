@@ -1,7 +1,8 @@
 -- include: wrong_types.lua
 --
 -- The list of a queue that owners share holds at most as many jobs as one worker has in flight. submit.lua puts all others
--- into the backlogs of their owners, from which they move to the list in order, by weighted round robin of the owners:
+-- into the backlogs of their owners, and so does enqueue_due.lua with jobs that were postponed. From there they move to the
+-- list in order, by weighted round robin of the owners:
 --
 --   rq:queue:<queue>               list: the next jobs, RQ's `queued`
 --   <backlog>:<queue>:<owner>      list: an owner's other jobs, RQ's `deferred`; also in rq:deferred:<queue>
@@ -25,6 +26,15 @@ local function put_in_backlog(queue, owner, id, created_at)
   redis.call('RPUSH', backlog_of(queue, owner), id)
   redis.call('ZADD', DEFERRED_ .. queue, created_at, id)
   redis.call('HSET', JOB_ .. id, F_STATUS, 'deferred')
+end
+
+-- Put a job that exists into the backlog of its owner, if a new job of the queue would go to one. Return whether it did. A key
+-- of a wrong type keeps the job out, because one that is in no list never runs.
+local function join_backlog(queue, owner, id, at)
+  local joins = is_type(QUEUE_ .. queue, 'list') and is_type(FAIR_SHARE_ .. queue, 'zset') and is_type(DEFERRED_ .. queue, 'zset')
+    and is_type(backlog_of(queue, owner), 'list') and goes_to_backlog(queue, LIST_LENGTH)
+  if joins then put_in_backlog(queue, owner, id, at) end
+  return joins
 end
 
 -- Return how many owners have a backlog; nil if the key has a wrong type.

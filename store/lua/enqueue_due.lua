@@ -1,8 +1,11 @@
 -- flags: allow-oom
 -- include: clock.lua
--- include: push_delivery.lua
+-- include: backlog.lua
+-- include: wake.lua
 --
--- Put scheduled jobs whose time has come on their queues, each in one step: two schedulers cannot both queue it.
+-- Put scheduled jobs whose time has come on their queues, each in one step: two schedulers cannot both queue it. A job of the
+-- API goes where a new one goes (backlog.lua): one that is postponed again and again would keep the list full, and jobs in
+-- backlogs would never have their turn.
 --
 -- ARGV  the name of each queue
 -- Returns the keys of a wrong type.
@@ -23,13 +26,11 @@ for i = 1, #ARGV do
     if redis.pcall('HGET', job, F_STATUS) == 'scheduled' then  -- skip jobs that expired or were canceled in between
       redis.call('HSET', job, F_STATUS, 'queued', F_ENQUEUED_AT, iso_now)
       try('set', 'SADD', QUEUES, list)
-      local owner = name == WEBHOOKS and redis.call('HGET', job, F_OWNER)
-      if owner then
-        push_delivery(owner, id, string.format('%.6f', now))
-      else
+      local owner = redis.call('HGET', job, F_OWNER)
+      if not owner or not join_backlog(name, owner, id, string.format('%.6f', now)) then
         redis.call(is_at_front(job) and 'LPUSH' or 'RPUSH', list, id)
-        num_queued = num_queued + 1
       end
+      num_queued = num_queued + 1
     end
   end
   wake(name, num_queued)

@@ -17,6 +17,7 @@ import scorepool.api.repositories.queue
 from scorepool import store
 from scorepool.api.auth import Keyring
 from scorepool.api.http.errors import QueueFull
+from scorepool.store.scripts import load
 from scorepool.worker import Queue
 from scorepool.worker.claims.leases import Claim, ClaimedJob, Leases
 from tests.worker.conftest import Workers, done, generate, status, until
@@ -270,6 +271,28 @@ def test_many_jobs_of_one_owner_delay_a_single_job_of_another_by_at_most_a_batch
 
     in_flight, on_list, turn = 64, 64, 2
     assert done(redis).index(single) - num_before <= in_flight + on_list + turn
+
+
+def test_jobs_that_are_postponed_again_and_again_leave_a_job_of_another_owner_its_turn(shared: Api, redis: Redis):
+    shared.submit("alice", 500)
+    queue, leases = Queue("demo", connection=redis), Leases(redis, "mac", "rq:worker:mac", 60.0)
+
+    def claim_and_postpone() -> list[str]:
+        rows = leases.claim([queue], Claim(max_jobs=32, num_in_flight=0, max_in_flight=100)).jobs
+        for row in rows:
+            redis.zrem("rq:wip:demo", row.lease_key)
+            redis.hset(f"rq:job:{row.job_id}", "status", "scheduled")
+            redis.zadd("rq:scheduled:demo", {row.job_id: 0})
+        redis.eval(load("enqueue_due.lua"), 0, "demo")
+        return [row.job_id for row in rows]
+
+    for _ in range(20):
+        claim_and_postpone()
+    assert redis.llen("rq:queue:demo") <= 64
+    (single,) = shared.submit("bob")
+
+    assert single in [job_id for _ in range(3) for job_id in claim_and_postpone()]
+    assert redis.llen("rq:queue:demo") + redis.zcard("rq:deferred:demo") == 501  # none is lost
 
 
 def test_no_owner_loses_a_job_when_workers_are_killed(shared: Api, redis: Redis, workers: Workers):

@@ -30,11 +30,8 @@ local function delete(job_id)
   for _, registry in ipairs({FINISHED_, FAILED_, CANCELED_, DEFERRED_, SCHEDULED_}) do
     try('zset', 'ZREM', registry .. queue, job_id)
   end
-  for _, execution in ipairs(try('zset', 'ZRANGE', EXECUTIONS_ .. job_id, 0, -1) or {}) do
-    try('zset', 'ZREM', WIP_ .. queue, job_id .. ':' .. execution)
-    redis.call('DEL', EXECUTION_ .. job_id .. ':' .. execution)
-  end
-  redis.call('DEL', key, key .. _DEPENDENTS, JOB_ .. ':' .. job_id .. _DEPENDENCIES, EXECUTIONS_ .. job_id, RESULTS_ .. job_id)
+  drop_leases(job_id, queue)
+  redis.call('DEL', key, key .. _DEPENDENTS, JOB_ .. ':' .. job_id .. _DEPENDENCIES, RESULTS_ .. job_id)
 end
 
 delete(id)

@@ -83,8 +83,19 @@ local function end_waiting_job(id, queue, status, outcome, ttl_s)
   end_job(id, queue, status, {F_ENDED_AT, iso_now}, outcome, ttl_s)
 end
 
--- Remove a waiting job from every list of its queue.
+-- Take a job away from every worker that holds it: their leases are gone, and they record nothing.
+local function drop_leases(id, queue)
+  for _, execution in ipairs(try('zset', 'ZRANGE', EXECUTIONS_ .. id, 0, -1) or {}) do
+    try('zset', 'ZREM', WIP_ .. queue, id .. ':' .. execution)
+    redis.call('DEL', EXECUTION_ .. id .. ':' .. execution)
+  end
+  redis.call('DEL', EXECUTIONS_ .. id)
+end
+
+-- Remove a waiting job from every list of its queue. A job that expired there may be leased to a worker that is about to
+-- record this, and waits nonetheless. Its lease would put the job back when it ends, and the job would end twice.
 local function remove_from_queue(id, queue, owner)
+  drop_leases(id, queue)
   try('list', 'LREM', QUEUE_ .. queue, 0, id)
   try('list', 'LREM', BACKLOG_ .. queue .. ':' .. owner, 1, id)  -- up to 100,000 ids: stop at the first match
   try('zset', 'ZREM', SCHEDULED_ .. queue, id)

@@ -12,6 +12,9 @@ from scorepool.api.http.large_replies import own_results
 from scorepool.api.repositories.jobs import Jobs
 from scorepool.api.repositories.stored_results import StoredResults
 from scorepool.store import Keys, RqKeys
+from scorepool.store.scripts import load
+from scorepool.worker import Queue
+from scorepool.worker.claims.leases import Claim, Leases
 from scorepool.worker.rq.sweep import Sweep
 from tests.worker.conftest import Workers, done, generate, submit, until
 
@@ -41,6 +44,25 @@ def test_a_job_that_expired_in_its_queue_is_failed_while_a_worker_holds_it(
 
     shown = read(redis_url, job_id)
     assert (shown.status, shown.failure and shown.failure.code, shown.started_at) == ("failed", "expired", None)
+
+
+def test_a_job_that_expired_in_its_queue_ends_once_if_it_is_canceled_while_a_silent_worker_holds_it(redis: Redis):
+    fields = {"owner": "alice", "created": "1.0", "expires_at": repr(time.time() - 1)}
+    job_id = submit(redis, generate(), fields=fields)
+    queue, leases = Queue("demo", connection=redis), Leases(redis, "mac", "rq:worker:mac", 60.0)
+    claim = Claim(max_jobs=1, num_in_flight=0, max_in_flight=1)
+    [row] = leases.claim([queue], claim).jobs
+
+    canceled, expired = (wire.encode(wire.Failure(code=code, message="")) for code in ("canceled", "expired"))
+    answer = redis.eval(load("cancel.lua"), 0, job_id, "alice", canceled, 3600, expired)
+    assert answer == [b"ended", b"failed"]
+
+    redis.delete(RqKeys.execution(row.lease_key))  # the lease is over
+    assert leases.reclaim([queue], 5) == (0, [])
+    assert leases.claim([queue], claim).jobs == []
+    assert redis.hget(RqKeys.job(job_id), "status") == b"failed"
+    assert redis.hgetall(Keys.outcome_counts) == {b"expired": b"1"}
+    assert not redis.exists(RqKeys.registry("wip", "demo"), RqKeys.executions(job_id))
 
 
 def test_no_key_without_a_time_to_live_is_left_after_all_jobs_expired(redis: Redis, workers: Workers):

@@ -1,7 +1,7 @@
 -- include: wake.lua
 --
--- A job waits on the list of its queue, or in the registry of scheduled jobs, from which enqueue_due.lua puts it on the list. If
--- one of the two keys has a wrong type, the job goes to the other, because a job that is in neither never runs.
+-- A job waits on the list of its queue, or in the registry of scheduled jobs, from which enqueue_due.lua puts it on its queue.
+-- If one of the two keys has a wrong type, the job goes to the other, because a job that is in neither never runs.
 
 -- Queue a job, whose hash exists, at once or `delay_s` from now. Set its status to match.
 local function push_job(queue, id, delay_s, is_at_front)

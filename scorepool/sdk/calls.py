@@ -28,8 +28,8 @@ class Form:
 class Call(Generic[T]):
     """One request.
 
-    It may be repeated after a lost connection, unless the API would do twice what it asks for. Submissions may: the API
-    makes no second job of the same Idempotency-Key.
+    It may be repeated after a lost connection or a reply that leaves open whether it was done, unless the API would do
+    twice what it asks for. Submissions may: the API makes no second job of the same Idempotency-Key.
     """
 
     method: str

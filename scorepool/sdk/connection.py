@@ -29,7 +29,7 @@ CONNECT_TIMEOUT_S = 10.0
 WARN_AT_ATTEMPT = 5  # after a few seconds
 WARN_EVERY = 30  # attempts: about three minutes
 WARN_PAUSE_S = 30.0  # between warnings of one connection: many calls wait for the same server
-BUSY = frozenset({429, 502, 503, 504})  # 502 and 504: of a proxy whose server is away
+BUSY = 429  # nothing was done
 UNKNOWN = frozenset({502, 503, 504})  # after which a request may have been done: Redis or a proxy's server is silent
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _PAUSE = wait_random_exponential(multiplier=0.2, max=10.0)
@@ -102,7 +102,7 @@ class AsyncConnection:
         try:
             content = await self._retry(call, retry_s, lambda: self._send_once(call, _reply_timeout_s(retry_s)))
         except ScorepoolError as error:
-            if not (call.method == "DELETE" and error.status == 404 and error.is_repetition):
+            if not (call.method == "DELETE" and error.status == 404 and error.may_be_done):
                 raise
             content = b""  # the attempt whose reply was lost has deleted it
         try:
@@ -141,8 +141,8 @@ class AsyncConnection:
                         may_be_done |= not isinstance(error, NOT_SENT)
                         raise
                     except ScorepoolError as error:
-                        error.is_repetition = may_be_done
                         may_be_done |= error.status in UNKNOWN
+                        error.may_be_done = may_be_done and call.method != "GET"
                         raise
         except httpx.TransportError as error:
             seconds = asyncio.get_running_loop().time() - started_at
@@ -290,7 +290,7 @@ class _Deadline:
 
 def _may_retry(call: Call[Any], error: BaseException) -> bool:
     if isinstance(error, ScorepoolError):
-        return error.status in BUSY
+        return error.status == BUSY or (error.status in UNKNOWN and call.may_repeat)
     if isinstance(error, httpx.LocalProtocolError):  # again would be no better
         return False
     return isinstance(error, NOT_SENT) or (isinstance(error, httpx.TransportError) and call.may_repeat)

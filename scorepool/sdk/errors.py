@@ -67,7 +67,10 @@ class ScorepoolError(_Picklable, Exception):
         super().__init__(f"{error.message}{where}{'; ' if remedy else ''}{remedy}")
         self.status, self.code, self.message, self.field = status, error.code, error.message, error.field
         self.request, self.job_id, self.retry_after_s = request, job_id, retry_after_s
-        self.is_repetition = False  # of a request that may have been done before
+        self.may_be_done = False  # the request, now or by an attempt before: no reply says what became of it
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}; it may have been done" if self.may_be_done else super().__str__()
 
 
 class JobFailed(_Picklable, Exception):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import pickle
 import re
 import threading
 import time
@@ -151,6 +152,46 @@ def test_what_may_have_been_done_is_not_asked_for_again():
     with Client(url, retry_s=RETRY_S) as sdk, pytest.raises(Unreachable) as lost:
         sdk.register_endpoint("https://example.com/")
     assert not lost.value.may_be_done  # nothing was sent
+
+
+ONCE: list[Callable[[Client], object]] = [
+    lambda sdk: sdk.register_endpoint("https://example.com/"),
+    lambda sdk: sdk.rotate_endpoint_secret(ID),
+    Client.rotate_webhook_secret,
+    lambda sdk: sdk.send_test_event(ID),
+    lambda sdk: sdk.replay_delivery(ID),
+    lambda sdk: sdk.replay_deliveries(0.0),
+    lambda sdk: sdk.push_weights("demo", b"weights"),
+    lambda sdk: sdk.load_adapter("tuned", "/adapters/tuned"),
+]
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_call_that_may_have_been_done_is_not_repeated_after_a_reply_that_leaves_it_open(status: int):
+    sent: list[Sent] = []
+    with server(lambda: (status, {}, b"silent"), sent=sent) as url, Client(url) as sdk:
+        for number, call in enumerate(ONCE, 1):
+            with pytest.raises(ScorepoolError, match=r"; it may have been done$") as caught:
+                call(sdk)
+            assert (len(sent), caught.value.status, caught.value.may_be_done) == (number, status, True)
+            assert pickle.loads(pickle.dumps(caught.value)).may_be_done
+
+
+def test_a_call_that_a_busy_api_refused_is_repeated():
+    answers = iter([(429, {}, b"busy"), (400, {}, b"no")])
+    with server(lambda: next(answers)) as url, Client(url) as sdk, pytest.raises(ScorepoolError) as caught:
+        sdk.send_test_event(ID)
+    assert (caught.value.status, caught.value.may_be_done) == (400, False)
+
+
+def test_what_is_only_read_is_never_done():
+    with server(lambda: (503, {}, b"busy")) as url, Client(url, retry_s=0) as sdk:
+        with pytest.raises(ScorepoolError) as caught:
+            sdk.models()
+        assert not caught.value.may_be_done
+        with pytest.raises(ScorepoolError) as caught:  # its last attempt: another would have done no harm
+            sdk.submit(SCORE)
+        assert caught.value.may_be_done
 
 
 def test_a_slow_source_of_requests_and_a_slow_reader_of_tokens_stop_no_other_call():

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -74,3 +75,12 @@ def test_a_rendered_chat_is_a_body_of_generate_with_the_tokens_of_the_chat(serve
         [entry["logprob"] for entry in other["logprobs"]["content"]], abs=1e-4
     )
     assert httpx.post(f"{server.url}/v1/chat/completions/render", json={"model": "demo"}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "options", [{"truncate_prompt_tokens": 4}, {"truncate_prompt_tokens": -1}, {"specprefill": True}]
+)
+def test_what_a_rendered_chat_cannot_carry_is_refused(server: Stack, options: dict[str, Any]):
+    chat = {"model": "demo", "messages": [{"role": "user", "content": "Go on."}]} | options
+    reply = httpx.post(f"{server.url}/v1/chat/completions/render", json=chat, timeout=60)
+    assert (reply.status_code, reply.json()["error"]["field"]) == (400, *options), reply.text

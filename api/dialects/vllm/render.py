@@ -9,6 +9,7 @@ from scorepool import wire
 from scorepool.api.dialects.openai import chat, foreign_fields
 from scorepool.api.dialects.openai.chat import ChatRequest
 from scorepool.api.dialects.protocol import Context, Endpoint
+from scorepool.api.dialects.unsupported import check_supported
 
 # Fields of a chat that are sampling parameters of the same name.
 _SAME = (
@@ -17,6 +18,25 @@ _SAME = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "include_stop_str_in_output"),
     *("prompt_logprobs", "logprobs_mode", "logprob_token_ids", "skip_special_tokens"),
 )
+# The one value that is supported, by field: the reply cannot carry the effect of another.
+_SUPPORTED = {
+    "truncate_prompt_tokens": None,  # how much is kept depends on the context of the worker that answers
+    "parallel_tool_calls": True,
+    "include_draft_logprobs": False,
+    "specprefill": False,
+}
+
+
+class RenderChatRequest(ChatRequest, frozen=True, kw_only=True):
+    """Render a chat. What token ids and sampling parameters cannot express is refused."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_supported(self, _SUPPORTED)
+        if self.tool_choice not in (None, "auto", "none"):
+            raise ValueError('`tool_choice` can constrain no answer to a rendered chat, expected "auto" or "none"')
+        if self.tool_choice != "none" and any(tool.function.strict for tool in self.tools or ()):
+            raise ValueError('`tools` that are strict need `tool_choice` "none": a rendered chat constrains no calls')
 
 
 class RenderedChat(Struct, frozen=True, kw_only=True):
@@ -28,30 +48,36 @@ class RenderedChat(Struct, frozen=True, kw_only=True):
     features: Annotated[None, Meta(description="There are no images.")] = None
 
 
-class RenderChatEndpoint(Endpoint[ChatRequest]):
+class RenderChatEndpoint(Endpoint[RenderChatRequest]):
     name = "render_chat"
     path = "/v1/chat/completions/render"
     summary = "Render a chat to token ids"
-    description = "A worker of the model renders and encodes it, ahead of other jobs: it has the template."
+    description = (
+        "A worker of the model renders and encodes it, ahead of other jobs: it has the template. What the reply cannot "
+        "carry is refused: images, `truncate_prompt_tokens` and what constrains tool calls."
+    )
     example: ClassVar = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}
-    body_type = ChatRequest
+    body_type = RenderChatRequest
     reply_type = RenderedChat
     foreign_fields = foreign_fields.CHAT
 
-    def to_requests(self, body: ChatRequest, context: Context) -> Sequence[wire.Request]:
+    def to_requests(self, body: RenderChatRequest, context: Context) -> Sequence[wire.Request]:
         rendered = chat.to_request(body, context.timeout_s)
+        for index, message in enumerate(rendered.messages or ()):
+            if message.images:
+                raise ValueError(f"`messages[{index}].images[0]` has images, and a rendered chat only token ids")
         return [
             wire.Tokenize(
                 model=rendered.model,
                 messages=rendered.messages,
-                tools=rendered.tools if rendered.tool_choice != "none" else [],
+                tools=rendered.tools,
                 chat_template_kwargs=rendered.chat_template_kwargs,
                 priority="high",
                 timeout_s=context.timeout_s,
             )
         ]
 
-    def to_reply(self, body: ChatRequest, results: Sequence[wire.Result], context: Context) -> RenderedChat:
+    def to_reply(self, body: RenderChatRequest, results: Sequence[wire.Result], context: Context) -> RenderedChat:
         [result] = results
         values = {name: getattr(body, name) for name in _SAME} | {"max_tokens": body.max_new_tokens}
         if body.has_token_logprobs:
@@ -62,7 +88,7 @@ class RenderChatEndpoint(Endpoint[ChatRequest]):
         params = {name: value for name, value in values.items() if value is not None}
         return RenderedChat(token_ids=result.sequences[0].token_ids, sampling_params=params, model=body.model)
 
-    def field_name(self, body: ChatRequest, field: str) -> str:
+    def field_name(self, body: RenderChatRequest, field: str) -> str:
         return chat.field_name(body, field)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from anthropic import Anthropic
@@ -91,6 +92,14 @@ def test_openais_sdk_shows_images_in_a_chat(seeing: Stack, vision: tuple[Path, V
     assert token_ids == logprobs[len(prompt) - 1 : -1].argmax(axis=-1).tolist()
     for place, entry in enumerate(answer.choices[0].logprobs.content):
         assert abs(entry.logprob - logprobs[len(prompt) - 1 + place, token_ids[place]]) < 1e-4
+
+
+def test_a_chat_with_images_is_not_rendered_to_token_ids(seeing: Stack):
+    messages = [{"role": "user", "content": "the fox"}, {"role": "user", "content": [image_part(ONE)]}]
+    reply = httpx.post(f"{seeing.url}/v1/chat/completions/render", json={"model": "see", "messages": messages})
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["field"] == "messages[1].content"
+    assert "has images, and a rendered chat only token ids" in reply.json()["error"]["message"]
 
 
 def block(data: bytes, media_type: str = "image/png") -> dict[str, Any]:

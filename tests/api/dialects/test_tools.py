@@ -21,7 +21,7 @@ with warnings.catch_warnings():
 
 CHANNELS = ["reasoning"] * 2 + ["markup"] + ["content"] * 3 + ["markup"] + ["tool_call"] * 2 + ["markup"] * 2
 MESSAGES = [{"role": "user", "content": "Is it in <think>Zürich</think>?"}]
-LOOK = {
+LOOK: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "look",
@@ -127,6 +127,33 @@ def test_tool_choice_none_shows_tools_and_calls_none(sdk: OpenAI):
     assert none.choices[0].message.tool_calls is None
     assert none.choices[0].message.content == "One moment ä" + "".join(CALL)
     assert none.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("tool_choice", ["none", "auto"])
+def test_a_rendered_chat_shows_the_tools_that_the_chat_shows(sdk: OpenAI, scripted: Stack, tool_choice: str):
+    asked = {"model": "m", "messages": MESSAGES, "tools": [LOOK], "tool_choice": tool_choice}
+
+    rendered = httpx.post(f"{scripted.url}/v1/chat/completions/render", json=asked, timeout=60).json()
+
+    answered = chat(sdk, tool_choice=tool_choice, extra_body={"return_token_ids": True})
+    assert rendered["token_ids"] == answered.prompt_token_ids
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice"),
+        ({"tools": [LOOK | {"function": LOOK["function"] | {"strict": True}}]}, "tools"),
+    ],
+)
+def test_a_rendered_chat_that_would_constrain_its_calls_is_refused(
+    scripted: Stack, options: dict[str, Any], field: str
+):
+    asked = {"model": "m", "messages": MESSAGES, "tools": [LOOK]} | options
+    reply = httpx.post(f"{scripted.url}/v1/chat/completions/render", json=asked, timeout=60)
+    assert (reply.status_code, reply.json()["error"]["field"]) == (400, field), reply.text
 
 
 def test_trls_client_shows_its_tools(sdk: OpenAI, scripted: Stack, monkeypatch: pytest.MonkeyPatch):

@@ -20,7 +20,7 @@ from safetensors.torch import save
 from trl.generation import vllm_client, vllm_generation
 
 from scorepool import wire
-from scorepool.sdk import Client, ScorepoolError
+from scorepool.sdk import Client, ScorepoolError, Unreachable
 
 
 class PushingClient(vllm_client.VLLMClient):
@@ -45,7 +45,8 @@ class PushingClient(vllm_client.VLLMClient):
         with Client(self.base_url) as client:
             read = partial(client.weights, self.model)
             before = _when_served(read, deadline).version
-            state = _when_served(partial(client.push_weights, self.model, content, wait_s=self._wait_s), deadline)
+            push = partial(client.push_weights, self.model, content, wait_s=self._wait_s)
+            state = _pushed(push, read, before, deadline)
             while state.state != "serving" and time.monotonic() < deadline:
                 time.sleep(0.2)
                 state = _when_served(read, deadline)
@@ -62,6 +63,22 @@ def _when_served(call: Callable[[], wire.WeightsState], deadline: float) -> wire
         except ScorepoolError as error:
             if error.status != 404 or time.monotonic() > deadline:
                 raise
+        time.sleep(0.2)
+
+
+def _pushed(
+    push: Callable[[], wire.WeightsState], read: Callable[[], wire.WeightsState], before: int, deadline: float
+) -> wire.WeightsState:
+    """Push weights, again if the reply was lost and no version after `before` is there or loading. Return the state."""
+    while True:
+        try:
+            return _when_served(push, deadline)
+        except (ScorepoolError, Unreachable) as error:
+            if not error.may_be_done or time.monotonic() > deadline:
+                raise
+        state = _when_served(read, deadline)
+        if state.version > before or state.state == "loading":
+            return state
         time.sleep(0.2)
 
 

@@ -5,6 +5,7 @@ import runpy
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from itertools import pairwise
@@ -18,7 +19,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from scorepool import ScorepoolError
+from scorepool import ScorepoolError, wire
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
 from tests.engine.oracle import Oracle
@@ -30,6 +31,7 @@ with warnings.catch_warnings():
     from trl import GRPOConfig, GRPOTrainer
     from trl.generation import vllm_generation
 
+    from scorepool.integrations import trl
     from scorepool.integrations.trl import weight_sync
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
@@ -261,3 +263,36 @@ def test_what_cannot_be_pushed_is_refused_by_name_and_what_served_serves_on(serv
         client = vllm_generation.VLLMClient(base_url=served.url)
     with pytest.raises(ScorepoolError, match="no live worker serves 'none'"):
         client.init_communicator()
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_push_whose_reply_is_lost_is_repeated_only_if_it_was_not_taken(is_taken: bool):
+    def state(version: int) -> wire.WeightsState:
+        return wire.WeightsState(model=MODEL, version=version, state="serving")
+
+    def push() -> wire.WeightsState:
+        pushes.append(is_taken or len(pushes) == 1)
+        if len(pushes) == 1:
+            error = ScorepoolError(
+                503, wire.ErrorBody(code="unavailable", message="Redis is silent", type=""), "POST /weights"
+            )
+            error.may_be_done = True
+            raise error
+        return state(3 + sum(pushes))
+
+    pushes: list[bool] = []  # True: it was taken
+    found = trl._pushed(push, lambda: state(3 + sum(pushes)), 3, time.monotonic() + 60)
+
+    assert found.version == 4
+    assert pushes == ([True] if is_taken else [False, True])
+
+
+def test_a_push_that_is_refused_is_not_repeated():
+    def push() -> wire.WeightsState:
+        raise ScorepoolError(400, wire.ErrorBody(code="invalid", message="no such tensor", type=""), "POST /weights")
+
+    def read() -> wire.WeightsState:
+        raise AssertionError("nothing is to be looked for")
+
+    with pytest.raises(ScorepoolError, match="no such tensor"):
+        trl._pushed(push, read, 3, time.monotonic() + 60)

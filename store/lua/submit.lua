@@ -100,7 +100,7 @@ for queue, count in pairs(new_in) do
   local is_shared = list_length > 0 or num_sharing ~= 0
   local is_usable = num_listed and num_deferred and num_sharing and (not is_shared or is_type(backlog_of(queue, owner), 'list'))
   if not is_usable then return {'wrong_type', wrong_types[1][1], wrong_types[1][2]} end
-  local depth = num_listed + num_deferred + (try('zset', 'ZCARD', SCHEDULED_ .. queue) or 0)  -- they come back to the queue
+  local depth = num_listed + num_deferred
   -- A queue that other owners have filled still accepts as many jobs from each owner as the list holds.
   if depth + count > max_depth
     and (list_length == 0 or num_own(queue) + count > math.min(list_length, max_depth)) then

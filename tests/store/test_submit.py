@@ -1,4 +1,4 @@
-"""A submission is refused before its first write where a queue is full, or has a key of a wrong type."""
+"""A submission is refused before its first write where a queue has a key of a wrong type."""
 
 import pytest
 from redis import Redis
@@ -35,17 +35,3 @@ def test_nothing_is_written_if_the_backlog_that_a_job_would_join_is_no_list(redi
     assert submit(redis, list_length)[:2] == [b"wrong_type", backlog.encode()]
 
     assert not redis.exists(RqKeys.job("j1"), Keys.request("j1"), Keys.jobs_of("alice"))
-
-
-def test_jobs_that_wait_among_the_scheduled_ones_count_in_the_depth_of_their_queue(redis: Redis):
-    redis.zadd(RqKeys.registry("scheduled", "demo"), {f"s{number}": number for number in range(100)})
-
-    assert submit(redis, 0) == [b"full", b"demo", 100, 1]
-
-    redis.zrem(RqKeys.registry("scheduled", "demo"), "s0")
-    assert submit(redis, 0) == [b"accepted", [b""]]
-
-
-def test_a_job_is_accepted_while_the_registry_of_scheduled_jobs_has_a_wrong_type(redis: Redis):
-    redis.set(RqKeys.registry("scheduled", "demo"), "wrong")
-    assert submit(redis, 0) == [b"accepted", [b""]]

@@ -81,6 +81,10 @@ class PrefillPolicy:
                 return False
         return self._room.has(self._running, sequence)
 
+    def has_tokens(self, num_tokens: int) -> bool:
+        """True if a prefill of so many tokens may begin in this step, as a chunk if it is longer than a step."""
+        return self._may_chunk if num_tokens > self._step_tokens else num_tokens <= self._free_tokens
+
     def pass_over(self) -> None:
         """Count a waiting prefill that does not begin in this step."""
         self._num_passed_over += 1
@@ -90,11 +94,8 @@ class PrefillPolicy:
 
         A chunked prefill starts alone.
         """
-        if prefill.num_tokens > self._step_tokens:
-            is_admitted = self._may_chunk and self.has_room(prefill.sequence)
-        else:
-            is_admitted = prefill.num_tokens <= self._free_tokens
-        if not is_admitted:
+        is_long = prefill.num_tokens > self._step_tokens
+        if not self.has_tokens(prefill.num_tokens) or (is_long and not self.has_room(prefill.sequence)):
             self.pass_over()
             return None
         admitted = prefill.first(self._free_tokens)

@@ -190,8 +190,9 @@ class Scheduler:
     def _admit(self, policy: PrefillPolicy, max_loaded: int) -> list[Slice]:
         """Offer waiting sequences, and the prefixes that they share, to the policy.
 
-        The step loads one stored prefix, or several of no more than `max_loaded` tokens together: the time that loading
-        takes, and the memory that it needs beyond the cache's, follow what a step may compute. Others wait.
+        The step loads one stored prefix, or several of at most `max_loaded` tokens together, for sequences that may
+        begin. So the time that loading takes, and the memory that it needs beyond the cache's, follow what a step may
+        compute. Others wait.
         """
         admitted: list[Slice] = []
         num_loaded = 0
@@ -201,7 +202,8 @@ class Scheduler:
             if sequence.sampling and not policy.has_room(sequence):
                 continue
             if self.prefix_cache and (num_tokens := self.prefix_cache.num_to_load(sequence)):
-                if num_loaded and num_loaded + num_tokens > max_loaded:
+                is_too_much = num_loaded and num_loaded + num_tokens > max_loaded
+                if is_too_much or not policy.has_tokens(sequence.num_prefill - num_tokens):
                     policy.pass_over()
                     continue
                 num_loaded += num_tokens

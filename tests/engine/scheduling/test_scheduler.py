@@ -221,6 +221,24 @@ def test_a_step_loads_no_more_stored_prompts_than_it_could_compute(
     assert len([sequence for sequence in done if sequence.score_from is not None]) >= num_prompts
 
 
+def test_no_stored_prompt_is_loaded_for_a_sequence_that_cannot_begin():
+    """While a long prompt is half way, a step has no room for what follows these, and would load one more each time."""
+    budget, prompts = 200, [[1000 + number] * 100 for number in range(20)]
+    store = ManyFiles(prompts)
+    prefix_cache = PrefixCache(max_bytes=0, store=store)
+    scheduler = Scheduler(budget, KVBudget(4, ENDLESS), prefix_cache)
+    scheduler.add([scored(1000)])
+    step(scheduler)
+    scheduler.add([asking(prompt, [5] * 150) for prompt in prompts])
+    while scheduler.chunked_prefill is not None:
+        step(scheduler)
+        assert store.num_loaded <= 1  # in the step that ends the long prompt, one may begin
+    while scheduler.has_work:
+        step(scheduler)
+        assert sum(prefix.num_bytes > 0 for prefix in prefix_cache._computed) <= 2
+    assert store.num_loaded == len(prompts)
+
+
 def test_reported_tokens_are_never_shared():
     document = list(range(100))
     sequences = [Sequence(token_ids=[*document, last], score_from=0) for last in range(3)]

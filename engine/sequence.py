@@ -54,7 +54,7 @@ class Share:
 
     name: str = ""
     weight: int = 1
-    has_others: bool = False  # others may come, to which it leaves room
+    has_others: bool = field(default=False, compare=False)  # others may come, to which it leaves room
 
 
 class Constraint(Protocol):

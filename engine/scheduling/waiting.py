@@ -18,6 +18,7 @@ class WaitingSequences:
         self._by_share: dict[Share, dict[Sequence, None]] = {}  # in order of arrival; no share without a sequence
         self._counters: dict[Share, float] = {}  # tokens that were computed for the share / its weight
         self._last_charged: Share | None = None
+        self._may_have_others = False
 
     def __bool__(self) -> bool:
         return bool(self._by_share)
@@ -25,8 +26,7 @@ class WaitingSequences:
     @property
     def has_several_shares(self) -> bool:
         """True if one share must leave room to others, which have run, wait, or may come."""
-        names = {share.name for share in self._counters} - {""}
-        return len(names) > 1 or any(share.has_others for share in self._counters)
+        return self._may_have_others or len({share.name for share in self._counters} - {""}) > 1
 
     def __iter__(self) -> Iterator[Sequence]:
         """Yield the sequences that wait now, in the order in which they should run."""
@@ -48,6 +48,7 @@ class WaitingSequences:
     def add(self, sequence: Sequence) -> None:
         """Append a sequence. A share that had none saves up no turns: it begins level with those that wait."""
         share = sequence.share
+        self._may_have_others |= share.has_others
         if share not in self._by_share:
             self._counters[share] = max(self._counters.get(share, 0.0), self._level())
             self._by_share[share] = {}

@@ -93,6 +93,14 @@ def test_rows_that_generate_for_hours_leave_room_to_another_share(max_cached_tok
     assert Counter(sequence.share for sequence in scheduler.decoding) == {alice: 14, bob: 2}
 
 
+def test_jobs_that_do_not_say_whether_there_are_others_are_of_the_same_share():
+    """An older API does not say it."""
+    assert replace(ALICE, has_others=True) == ALICE
+    scheduler = scheduler_of(scored(ALICE, 5))
+    scheduler.add([scored(replace(ALICE, has_others=True), 5)])
+    assert scheduler.waiting.has_several_shares
+
+
 def test_a_share_that_is_alone_fills_all_rows():
     endless = [Sequence(token_ids=[0], sampling=Sampling(max_tokens=9999), share=ALICE) for _ in range(40)]
     scheduler = scheduler_of(*endless, max_running=32)

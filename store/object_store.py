@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -21,7 +22,8 @@ from scorepool.store.settings import SettingsError
 T = TypeVar("T")
 TIMEOUT_S = 300  # of one write or deletion, with its repetitions
 READ_TIMEOUT_S = 30  # of one chunk of an object of a server
-MAX_READ_S = 86_400  # of a whole object, which takes as long as the API's client needs. Without one, obstore takes 30 s
+MAX_READ_S = 86_400  # of a whole object: the API reads it as fast as its client does; obstore's own limit is 30 s
+GET_TIMEOUT_S = 120  # of one that a worker reads, on a thread whose worker ends if it takes 300 s
 # Of one chunk of a file: a share may hang, and obstore 0.12 waits for ever for the rest of a file that became shorter.
 FOLDER_TIMEOUT_S = 30
 FOLDER_BYTES_PER_S = 2**20  # of a share that is slow: a file that is written or read as a whole takes so much longer
@@ -45,7 +47,7 @@ class ObjectStore:
         self._folder = Path(unquote(parts.path)) if parts.scheme == "file" else None
         if self._folder is not None and (parts.netloc not in ("", "localhost") or not self._folder.is_dir()):
             raise SettingsError(f"{place}: expected the URL of a folder that exists, such as file:///Volumes/results")
-        self._folder_calls = LimitedCalls()
+        self._calls = LimitedCalls()
         self._mount_point = None if self._folder is None else _mount_point(self._folder)
         try:
             if self._folder is not None:
@@ -59,7 +61,11 @@ class ObjectStore:
 
     def put(self, path: str, body: bytes) -> None:
         """Write an object, whole or not at all. Raises ResultStoreError."""
-        self._limited(lambda: self._put(path, body), len(body), undo=lambda: obstore.delete(self._store, path))
+        if self._folder is None:  # whose client ends by itself
+            self._put(path, body)
+            return
+        undo = partial(obstore.delete, self._store, path)  # a write that ends too late: no job would name its object
+        self._limited(lambda: self._put(path, body), _folder_s(len(body)), undo)
 
     def _put(self, path: str, body: bytes) -> None:
         if self._is_folder_gone():
@@ -71,8 +77,10 @@ class ObjectStore:
 
     def get(self, path: str) -> bytes:
         """Read an object. Raises ResultStoreError, ResultMissing."""
-        found = self._limited(lambda: self._read(lambda: obstore.get(self._reader, path)))
-        return self._limited(lambda: self._read(lambda: bytes(found.bytes())), found.meta["size"])
+        begin_s = GET_TIMEOUT_S if self._folder is None else FOLDER_TIMEOUT_S
+        found = self._limited(lambda: self._read(lambda: obstore.get(self._reader, path)), begin_s)
+        rest_s = min(GET_TIMEOUT_S, _folder_s(found.meta["size"]))
+        return self._limited(lambda: self._read(lambda: bytes(found.bytes())), rest_s)
 
     def _read(self, reading: Callable[[], T]) -> T:
         try:
@@ -80,17 +88,13 @@ class ObjectStore:
         except (BaseError, OSError) as error:
             raise self._mapped(error) from None
 
-    def _limited(self, call: Callable[[], T], num_bytes: int = 0, undo: Callable[[], object] = lambda: None) -> T:
-        """Make a call: of a folder in as long as it may take for these bytes. Other stores end theirs by themselves.
-
-        A write that ends too late is undone, because no job would name its object. Raises ResultStoreError.
-        """
-        if self._folder is None:
-            return call()
+    def _limited(self, call: Callable[[], T], timeout_s: float, undo: Callable[[], object] = lambda: None) -> T:
+        """Make a call; `undo` it if it ends too late. Raises ResultStoreError."""
         try:
-            return self._folder_calls.run(call, FOLDER_TIMEOUT_S + num_bytes / FOLDER_BYTES_PER_S, undo)
+            return self._calls.run(call, timeout_s, undo)
         except TimeoutError:
-            raise ResultStoreError(f"the folder {self._folder} does not answer") from None
+            name = "the server" if self._folder is None else f"the folder {self._folder}"
+            raise ResultStoreError(f"{name} does not answer") from None
 
     async def open(self, path: str) -> tuple[int, AsyncIterator[bytes]]:
         """Return an object's size, and its bytes in chunks. Both raise ResultStoreError, the first ResultMissing."""
@@ -146,6 +150,11 @@ class ObjectStore:
         if self._folder is None or self._mount_point is None:
             return False
         return not (self._folder.is_dir() and self._mount_point.is_mount())
+
+
+def _folder_s(num_bytes: int) -> float:
+    """Return how long a file of so many bytes may take."""
+    return FOLDER_TIMEOUT_S + num_bytes / FOLDER_BYTES_PER_S
 
 
 def _client(url: str, timeout_s: float, read_timeout_s: float) -> Any:

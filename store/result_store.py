@@ -19,7 +19,7 @@ from scorepool.store.settings import Settings, SettingsError
 SCHEMES = ("file", "s3", "gs", "az")
 INLINE_BYTES = 2**28  # of a result in Redis, without a result store: Redis takes no string of 512 MiB
 INLINE_BYTES_BESIDE_STORE = 2**20
-CHECK_AFTER_S = 900  # a write that began ends before: see object_store.TIMEOUT_S
+CHECK_AFTER_S = 900  # longer than most writes take; one that takes longer is noted again after it
 _ID = re.compile(r"[\w-]{1,128}")
 
 

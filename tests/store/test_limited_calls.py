@@ -36,8 +36,20 @@ def test_a_call_that_hangs_is_left_behind_and_undone_if_it_returns(fails: bool):
         with pytest.raises(TimeoutError):
             calls.run(lambda: events.append("called"), 30)
     assert time.monotonic() - begun < 10  # at once
-    [thread] = calls._left
+    [(thread, _)] = calls._left
     ends.set()
     thread.join(30)
     assert events == ([] if fails else ["written", "undone"])
     assert calls.run(lambda: 7, 30) == 7
+
+
+def test_a_call_that_never_ends_is_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("scorepool.store.limited_calls.FORGOTTEN_AFTER_S", 0.2)
+    calls, ends = LimitedCalls(), Event()
+    with pytest.raises(TimeoutError):
+        calls.run(ends.wait, 0.05)
+    with pytest.raises(TimeoutError):
+        calls.run(lambda: 7, 30)
+    time.sleep(0.3)
+    assert calls.run(lambda: 7, 30) == 7
+    ends.set()

@@ -104,6 +104,7 @@ class InferenceRun:
         """Add the tokenized request to the engine. Errors end the job."""
         for each in prepared:
             each.sequence.adapter_name = self.request.adapter
+            each.sequence.prefix_scope = scope_of(self.request, self._job.owner)  # of rows that a checkpoint has, too
         if isinstance(self.request, wire.Tokenize):
             self._end(prepared)
             return
@@ -189,7 +190,6 @@ class InferenceRun:
         sequences = to_run(prepared)
         for sequence in sequences:
             sequence.share = Share(self._job.owner, self._job.weight, has_others=self._job.is_of_one_of_several)
-            sequence.prefix_scope = scope_of(request, self._job.owner)
         added: Future[list[Sequence]]
         if isinstance(request, wire.Generate) and request.stream:
             added = self._add_streamed(prepared, request.logprobs)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -22,6 +22,8 @@ from scorepool.worker.inference.checkpoints.rows import (
     may_be_kept,
     to_row,
 )
+from scorepool.worker.inference.crosschecker import Crosschecker
+from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.result_cache.entry import copy_unbegun
 from scorepool.worker.inference.run_inference import InferenceRunner
 from scorepool.worker.inference.token_publisher import TokenPublisher
@@ -421,6 +423,43 @@ def test_a_result_has_restored_rows_unless_other_weights_computed_the_rest(
     assert engine.numbers == numbers
     assert result.stamp.weights_version == version
     assert result.stamp.cached_items == 0
+    runner.close()
+
+
+class Offered:
+    """A crosschecker that keeps what it is offered."""
+
+    scopes: tuple[str | None, ...] = ()
+
+    def offer(self, job: Job, prepared: list[PreparedSequence], temperature: float, result: wire.Result) -> None:
+        self.scopes = tuple(each.sequence.prefix_scope for each in prepared)
+
+
+def test_restored_rows_are_checked_within_the_salt_of_their_job(redis: Redis, open_store: Open):
+    """Nothing computes them here, so that only their job's own setting gives them a scope."""
+    store, engine, crosschecker = open_store(), InstantEngine(), cast(Crosschecker, Offered())
+    runner = InferenceRunner(engine, MODEL, TokenPublisher(redis), crosschecker, checkpoints=store)
+    submit(
+        redis,
+        wire.Score(
+            model=MODEL, cache_salt="s", items=[wire.ScoreItem(prompt="a", completion=text) for text in ("x", "y")]
+        ),
+    )
+    first = Run(redis)
+    prepared = finish(to_sequences(wire.decode_request(first.claimed.request or b""), engine.chat, 99))
+    first.checkpoint.rows = {0: prepared[0].sequence}
+    prepared[0].sequence.columns.logprobs, prepared[0].sequence.num_computed = [-0.25], 2
+    store.add(first.checkpoint)
+    until(lambda: first.checkpoint.saved == {0}, 10)
+    store.remove(first.checkpoint)
+    first.put_back()
+
+    pending = runner(Job.from_claimed(Run(redis, "other").claimed, redis, {}))
+    pending.finish(pending.future.result(60))
+    assert engine.numbers == [1]
+    assert len(crosschecker.scopes) == 2
+    assert len(set(crosschecker.scopes)) == 1
+    assert crosschecker.scopes[0] is not None
     runner.close()
 
 

@@ -142,9 +142,9 @@ class Models:
             )
 
     def check_not_partial(self, name: str, where: str) -> None:
-        """Raise ModelNotServed for an adapter that some workers of a live model have: its jobs would wait in no queue.
+        """Raise ModelNotServed for an adapter that some workers of a live model have.
 
-        Workers drain the queues of their models only.
+        Its jobs would wait for ever in a queue that is named after the adapter, which no worker reads.
         """
         having = next((model for model in self._live if name in model.adapter_names), None)
         if having is None or _entries_of(name, self._live):

@@ -329,7 +329,7 @@ def reports_items(request: wire.Request) -> bool:
 
 
 def _mixes_weights(prepared: list[PreparedSequence]) -> bool:
-    """True if other weights computed some rows than the others, or scored generated tokens again."""
+    """True if some rows were computed, or scored again, by other weights than the others or by another adapter."""
     restored = next((each.sequence.model_info for each in prepared if each.is_restored), None)
     if restored is not None:
         computed = [each.sequence for each in prepared if each.is_to_run and each.sequence.error is None]
@@ -337,8 +337,7 @@ def _mixes_weights(prepared: list[PreparedSequence]) -> bool:
             return True
     infos = [(each.sequence.model_info, each.recomputed.model_info) for each in prepared if each.recomputed is not None]
     return any(
-        generated is not None and scored is not None and generated.weights_version != scored.weights_version
-        for generated, scored in infos
+        generated is not None and scored is not None and not are_alike(generated, scored) for generated, scored in infos
     )
 
 

@@ -147,7 +147,7 @@ def _to_generated(
                 sequence,
                 len(prompt_ids),
                 not has_given_ids,
-                prompt.bos_added,
+                prompt.bos_added and prompt_ids[:1] == given_ids[:1],  # that of a chat may be cut off
                 chat_prompt,
                 skipped_ids,
                 request.target_bytes,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,33 @@ def test_a_salted_job_is_recomputed_within_its_scope(
     [scope, recomputed_scope] = scopes
     assert scope is not None
     assert recomputed_scope == scope
+
+
+def test_a_job_is_computed_anew_if_its_adapter_was_replaced_before_its_tokens_are_scored_again(
+    engine: Engine, publisher: TokenPublisher, monkeypatch: pytest.MonkeyPatch
+):
+    """Else the difference would be that of two adapters, under the name of the second."""
+    calls: list[str] = []
+    add = engine.add
+
+    def add_with_new_adapter(sequences: list[Sequence], **options: Any) -> "Future[list[Sequence]]":
+        calls.append("score" if sequences[0].sampling is None else "generate")
+        future = add(sequences, **options)
+        label = "sql@1" if len(calls) == 1 else "sql@2"
+
+        def name_adapter(ended: "Future[list[Sequence]]") -> None:
+            for sequence in ended.result():
+                sequence.model_info = replace(engine.model_info, adapter=label)
+
+        future.add_done_callback(name_adapter)  # before that of the run
+        return future
+
+    monkeypatch.setattr(engine, "add", add_with_new_adapter)
+    request = wire.Generate(model="demo", prompt="def add(", max_tokens=2, recompute=True)
+    (generated,) = result_of(engine, request, publisher).sequences
+
+    assert calls == ["generate", "score", "generate", "score"]
+    assert generated.recompute_gap is not None
 
 
 @pytest.mark.parametrize("prompt_logprobs", [False, True])

@@ -157,6 +157,16 @@ def test_a_chat_is_encoded_by_the_template():
     assert each.bos_added
 
 
+def test_a_chat_whose_first_tokens_are_cut_off_has_no_bos():
+    messages = [wire.Message(role="user", content="hi")]
+
+    (cut,) = translate(generate(messages=messages, truncate="left", truncate_to=4))
+    (whole,) = translate(generate(messages=messages, truncate="left", truncate_to=40))
+
+    assert (cut.sequence.token_ids, cut.bos_added) == ([*b": hi"], False)
+    assert (whole.sequence.token_ids, whole.bos_added) == ([BOS, *b"user: hi"], True)
+
+
 GO = [wire.Message(role="user", content="Go.")]
 
 

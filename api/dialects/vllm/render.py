@@ -28,7 +28,7 @@ _SUPPORTED = {
 
 
 class RenderChatRequest(ChatRequest, frozen=True, kw_only=True):
-    """Render a chat. What token ids and sampling parameters cannot express is refused."""
+    """Render a chat. What would change the answer, and is neither a token nor a sampling parameter, is refused."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -64,9 +64,10 @@ def echoed_bytes(sequence: SequenceResult, prompt: str | None) -> list[bytes]:
 
 
 def generated_text(sequence: SequenceResult) -> str:
-    """Return `text` without the prompt that it may begin with."""
-    prompt = b"".join(sequence.token_bytes[: sequence.num_reported_prompt_tokens])
-    return sequence.text[len(prompt.decode(errors="replace")) :]
+    """Return `text` without the prompt that it may begin with, which may end inside a character."""
+    if not sequence.num_reported_prompt_tokens:
+        return sequence.text
+    return b"".join(content_bytes(sequence)[sequence.num_reported_prompt_tokens :]).decode(errors="replace")
 
 
 def top_tokens(sequence: SequenceResult, entry: int) -> list[tuple[int, bytes, float | None]]:

@@ -44,10 +44,15 @@ def run(token_ids: list[int], options: dict[str, Any]) -> tuple[CompletionReques
     row = prepared.sequence
     job_stream = JobStream("j", [prepared], with_logprobs=True, codec=CODEC)
     deltas = []
+    if generate.prompt_logprobs:
+        row.append_unpredicted()
+        row.columns.logprobs += [-1.0] * (len(row.token_ids) - 1)
+        row.columns.ranks += [1] * (len(row.token_ids) - 1)
     for number, token_id in enumerate(token_ids):
         row.token_ids.append(token_id)
         row.columns.logprobs.append(-float(number))
         row.columns.sampled_logprobs.append(-float(number))
+        row.columns.ranks += [1] * row.rank
         check_stop(row, TOKENIZER.token_bytes, TOKENIZER.eos_ids)
         job_stream.on_step([row])
         deltas += job_stream.take(10**6)[0]
@@ -102,3 +107,19 @@ def test_joined_chunks_equal_the_whole_text_and_the_text_its_tokens(
                 else TOKENS[whole.stop_reason].decode(errors="replace")
             )
             assert whole.text.endswith(token_text)
+
+
+@given(
+    prompt=st.lists(st.sampled_from([0, 4, 5, 6]), min_size=1, max_size=3),
+    token_ids=st.lists(st.integers(0, len(TOKENS) - 1), min_size=1, max_size=5),
+    skips=st.booleans(),
+)
+def test_generated_text_is_the_same_if_the_prompt_is_reported(prompt: list[int], token_ids: list[int], skips: bool):
+    """A prompt of token ids may end inside a character."""
+    options = {"prompt": prompt, "skip_special_tokens": skips}
+    texts = []
+    for reported in ({}, {"prompt_logprobs": 0}):
+        body, _, result = run(token_ids, options | reported)
+        (choice,) = to_completion(body, [result], "id", 0).choices
+        texts.append((choice.text, choice.logprobs.text_offset))
+    assert texts[0] == texts[1]

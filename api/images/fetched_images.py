@@ -171,6 +171,7 @@ class FetchedImages:
             loop.call_soon_threadsafe(free)
 
     def _free(self, owner: str, slots: _Slots) -> None:
+        """Note that a thread of an owner has ended."""
         slots.num_threads -= 1
         slots.free.release()
         self._drop_if_idle(owner, slots)

@@ -20,6 +20,7 @@ from scorepool.api.dialects.unsupported import ANY
 from scorepool.api.dialects.vllm.classify import CLASSIFY
 from scorepool.api.dialects.vllm.rerank import RERANK
 from scorepool.api.dialects.vllm.score import SCORE_PAIRS
+from tests.api.fake_worker import PROVENANCE
 
 COMPLETION_BODY: dict[str, Any] = {"model": "demo", "prompt": "a"}
 CHAT_BODY: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
@@ -347,16 +348,7 @@ def test_a_salt_keeps_the_prefixes_of_pooling_routes_apart(
     """A reranker that says yes or no generates; a classifier shares prefixes too."""
     served = wire.ServedModel(
         id="m",
-        stamp=wire.Provenance(
-            model="m",
-            fingerprint="f",
-            dtype="float32",
-            quantization=None,
-            adapter=None,
-            mode="default",
-            backend="cpu",
-            versions={},
-        ),
+        stamp=PROVENANCE,
         context_length=64,
         vocab_size=9,
         self_test="passed",

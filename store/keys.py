@@ -298,6 +298,11 @@ class Keys:
         return f"{PREFIX}:nothing_unbegun:{queue}"
 
     @staticmethod
+    def draining_worker(queue: str) -> str:
+        """string: the worker that lets its jobs end to run a suspect of the queue; expires, see store/lua/claim.lua."""
+        return f"{PREFIX}:draining_worker:{queue}"
+
+    @staticmethod
     def speeds(queue: str) -> str:
         """hash: how fast the workers of the queue are, see store/lua/speeds.lua."""
         return f"{PREFIX}:speeds:{queue}"

@@ -51,6 +51,7 @@ LUA_CONSTANTS: dict[str, str | int] = {
     "SPEEDS_": Keys.speeds(""),
     "SPEED_TOTALS_": Keys.speed_totals(""),
     "NOTHING_UNBEGUN_": Keys.nothing_unbegun(""),
+    "DRAINING_WORKER_": Keys.draining_worker(""),
     "DONE": DONE,
     "OUTCOME_COUNTS": Keys.outcome_counts,
     "LATENCY_MS": LATENCY_MS,

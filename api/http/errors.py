@@ -19,6 +19,7 @@
     ├── TooManyEvents        429 too_many_events
     ├── Failed               500 job_failed
     └── Unavailable          503 unavailable
+        └── RedisFull        503 redis_full: nothing of the request was done
 
     raised by a route    ->   reply (see `install`)
     ApiError                  as above
@@ -122,6 +123,7 @@ def building_requests(map_field: Callable[[str], str]) -> Iterator[None]:
     except wire.Invalid:  # it names a field of the body already
         raise
     except ValueError as error:
+        logger.debug("a type of requests refuses a value", exc_info=True)  # where a fault of ours would show
         raise _refused_by_type(str(error), map_field) from None
 
 
@@ -235,9 +237,15 @@ class Unavailable(ApiError):
         super().__init__(message, headers={"Retry-After": str(REDIS_RETRY_S)})
 
 
-def redis_full() -> Unavailable:
+class RedisFull(Unavailable):
+    """Refuse a request of which nothing was done. After another 503, some of it may have been."""
+
+    code = "redis_full"
+
+
+def redis_full() -> RedisFull:
     """Build the error for a Redis that refused a command because it has no memory left."""
-    return Unavailable("Redis has no memory left, so nothing was changed; send the request again later")
+    return RedisFull("Redis has no memory left, so nothing was changed; send the request again later")
 
 
 def redis_unanswered() -> Unavailable:

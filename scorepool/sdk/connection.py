@@ -31,6 +31,7 @@ WARN_EVERY = 30  # attempts: about three minutes
 WARN_PAUSE_S = 30.0  # between warnings of one connection: many calls wait for the same server
 BUSY = 429  # nothing was done
 UNKNOWN = frozenset({502, 503, 504})  # after which a request may have been done: Redis or a proxy's server is silent
+NOTHING_DONE = "redis_full"  # the code of a reply whose status is in UNKNOWN, and that is sure
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _PAUSE = wait_random_exponential(multiplier=0.2, max=10.0)
 UNIX = "unix://"
@@ -141,7 +142,7 @@ class AsyncConnection:
                         may_be_done |= not isinstance(error, NOT_SENT)
                         raise
                     except ScorepoolError as error:
-                        may_be_done |= error.status in UNKNOWN
+                        may_be_done |= error.status in UNKNOWN and error.code != NOTHING_DONE
                         error.may_be_done = may_be_done and call.method != "GET"
                         raise
         except httpx.TransportError as error:
@@ -290,7 +291,8 @@ class _Deadline:
 
 def _may_retry(call: Call[Any], error: BaseException) -> bool:
     if isinstance(error, ScorepoolError):
-        return error.status == BUSY or (error.status in UNKNOWN and call.may_repeat)
+        is_sure = error.status == BUSY or error.code == NOTHING_DONE
+        return is_sure or (error.status in UNKNOWN and call.may_repeat)
     if isinstance(error, httpx.LocalProtocolError):  # again would be no better
         return False
     return isinstance(error, NOT_SENT) or (isinstance(error, httpx.TransportError) and call.may_repeat)

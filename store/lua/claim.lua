@@ -108,21 +108,43 @@ if keeps_to_share and max_jobs > 0 and num_waiting > 0 then
   end
 end
 
--- Lease a job. Return 'leased', or 'full': the job may not join those in flight.
+-- A suspect (see reclaim.lua) is first in its queue. One worker at a time lets its other jobs end until it may run it; to the
+-- others it is passed over, or one such job would keep all of them from claiming. Return whether this worker is that one.
+local function drains_for_suspects(i)
+  local key = DRAINING_WORKER_ .. queues[i]
+  local other = try('string', 'GET', key)
+  if other and other ~= worker then return false end
+  redis.call('SET', key, worker, 'PX', lease_ms)
+  return true
+end
+
+-- Lease a job. Return 'leased'; 'full' if no more jobs may join those in flight; 'passed' if only this one may not.
 local function lease_job(i, id, max_concurrency)
   local allowed = math.min(max_in_flight, math.max(1, max_concurrency or max_in_flight))
-  if in_flight + num_elsewhere + 1 > allowed then return 'full' end
+  local num_running = in_flight + num_elsewhere
+  if num_running >= allowed then
+    local is_passed = max_concurrency and not drains_for_suspects(i) and num_running < max_in_flight
+    return is_passed and 'passed' or 'full'
+  end
   max_in_flight = allowed
   in_flight = in_flight + 1
   add(take(i, KEYS[2 * i - 1], KEYS[2 * i], id, new_execution(), worker, lease_ms, grace_s))
   return 'leased'
 end
 
+local num_passed = {}  -- of each queue: the first jobs of its list, which another worker will run
+for i = 1, num_queues do num_passed[i] = 0 end
+
 -- Lease the next job of a queue. Return 'leased', 'full' or 'empty'.
 local function lease_next(i)
-  if not usable[i] then return 'empty' end
-  local id, max_concurrency = head(KEYS[2 * i - 1], list_length)
-  return id and lease_job(i, id, max_concurrency) or 'empty'
+  while usable[i] do
+    local id, max_concurrency = head(KEYS[2 * i - 1], list_length, num_passed[i])
+    if not id then break end
+    local found = lease_job(i, id, max_concurrency)
+    if found ~= 'passed' then return found end
+    num_passed[i] = num_passed[i] + 1
+  end
+  return 'empty'
 end
 
 local num_before = #rows
@@ -139,11 +161,12 @@ local function claim_by_queue()
 end
 
 local function claim_by_owner(owners)
-  local next_job, serve = owner_turns(owners, lists)
+  local next_job, serve, pass_over = owner_turns(owners, lists)
   while has_room() do
     local i, id, max_concurrency = next_job()
-    if not id or lease_job(i, id, max_concurrency) == 'full' then return end
-    serve()
+    local found = id and lease_job(i, id, max_concurrency) or 'full'
+    if found == 'full' then return end
+    if found == 'leased' then serve() else pass_over() end
   end
 end
 

@@ -15,7 +15,7 @@ local function hand_out_one(queue, worker, offer)
   local list, wip = QUEUE_ .. queue, WIP_ .. queue
   local lease_ms, grace_s, id_prefix, num_left = string.match(offer or '', '^(%d+) (%d+) (%w+) (%d+)$')
   if not lease_ms or not is_type(wip, 'zset') then return nil end
-  local id, max_concurrency = head(list, 1)
+  local id, max_concurrency = head(list, 1, 0)
   if not id or max_concurrency then return nil end
   if (try('string', 'STRLEN', REQUEST_ .. id) or 0) > MAX_REQUEST_BYTES then return nil end
   local execution = string.format('%sff%02x', id_prefix, num_left)

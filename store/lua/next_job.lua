@@ -10,21 +10,21 @@ local function sizes(list, wip)
   if num_listed and num_held and num_sharing then return num_listed, num_held, num_sharing end
 end
 
--- Return the id at the head of the queue whose job still exists, and the job's max_concurrency (see reclaim.lua). Ids of
--- jobs that expired or were deleted are dropped. `list_length`: see backlog.lua.
-local function head(list, list_length)
+-- Return the id of the first job of the queue that exists, and its max_concurrency (see reclaim.lua). Ids of jobs that expired
+-- or were deleted are dropped. The first `num_passed` entries are passed over. `list_length`: see backlog.lua.
+local function head(list, list_length, num_passed)
   while true do
-    local id = redis.call('LINDEX', list, 0)
+    local id = redis.call('LINDEX', list, num_passed)
     if not id then
-      top_up(list, list_length)
-      id = redis.call('LINDEX', list, 0)
+      top_up(list, num_passed + list_length)
+      id = redis.call('LINDEX', list, num_passed)
       if not id then return nil end
     end
     if string.match(id, '^[%w_-]+$') then
       local known = redis.pcall('HMGET', JOB_ .. id, F_DATA, F_MAX_CONCURRENCY)  -- an error if the key is no hash: then there is no job
       if known[1] then return id, tonumber(known[2] or '') end
     end
-    redis.call('LPOP', list)
+    redis.call('LREM', list, 1, id)
   end
 end
 

@@ -36,8 +36,8 @@ local function find_owners(lists, usable, list_length)
   return owners
 end
 
--- Return a function that returns the next job of these owners, or nil: its queue's index, id and max_concurrency. It is
--- asked again for the same job until `serve()` is called, which counts it as leased.
+-- Return a function that returns the next job of these owners, or nil: its queue's index, id and max_concurrency. It returns
+-- the same job until one of two other functions is called: `serve`, which counts it as leased, or `pass_over`.
 local function owner_turns(owners, lists)
   local served = SERVED_ .. string.sub(lists[1], #QUEUE_ + 1)
   local clock = tonumber(try('hash', 'HGET', served, '') or '') or 0
@@ -85,5 +85,10 @@ local function owner_turns(owners, lists)
     current = nil
   end
 
-  return next_job, serve
+  local function pass_over()
+    table.remove(current.jobs, 1)
+    current = nil
+  end
+
+  return next_job, serve, pass_over
 end

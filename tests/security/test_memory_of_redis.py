@@ -71,7 +71,7 @@ def test_accepted_jobs_of_others_end_while_one_tenant_fills_redis(stack: Stack):
     stack.fill(0.7)
     waiting = [stack.submit(BOB, max_tokens=200).json()["id"] for _ in range(5)]
     refused = stack.fill_until_refused(ALICE)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "redis_full")
     assert "maxmemory" in refused.json()["error"]["message"]
     assert 0.7 < stack.share() < 0.9
     stack.fill(0.82)

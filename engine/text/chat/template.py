@@ -2,12 +2,15 @@
 
 import inspect
 import json
-import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
 
 from scorepool.engine.errors import InvalidRequest
 from scorepool.engine.text.tokenizer import Tokenizer
@@ -20,6 +23,18 @@ _PROBE_TOOL = {
     "type": "function",
     "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
 }
+_GLOBAL_NAMES = {"messages", "raise_exception", "strftime_now"}  # what transformers gives every template
+
+
+class GenerationBlock(Extension):
+    """Reads the blocks in which templates mark what the model has generated, `{% generation %}`, as transformers does."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return the nodes in the block."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class ChatTemplate:
@@ -52,14 +67,23 @@ class ChatTemplate:
             return False
 
     def accepts_variable(self, name: str) -> bool:
-        """True if the template reads this variable and no other party sets it."""
+        """True if the template reads this variable and no other party sets it. Raises InvalidRequest."""
+        return name in self._own_variables
+
+    @cached_property
+    def _own_variables(self) -> set[str]:
+        """Return the variables that the template reads and that only the caller sets."""
         hf_tokenizer = self._tokenizer.hf_tokenizer
-        reserved = inspect.signature(hf_tokenizer.apply_chat_template).parameters
-        if name in reserved or name == "messages" or name in hf_tokenizer.special_tokens_map:
-            return False
         template = hf_tokenizer.chat_template or ""
-        sources = template.values() if isinstance(template, dict) else [template]
-        return any(re.search(rf"\b{re.escape(name)}\b", source) for source in sources)
+        environment = Environment(extensions=[GenerationBlock, loopcontrols], autoescape=False)
+        read: set[str] = set()
+        for source in template.values() if isinstance(template, dict) else [template]:
+            try:
+                read |= find_undeclared_variables(environment.parse(source))
+            except TemplateError as error:
+                raise InvalidRequest(f"the model's chat template cannot be read: {error}") from error
+        reserved = inspect.signature(hf_tokenizer.apply_chat_template).parameters
+        return read - _GLOBAL_NAMES - set(reserved) - set(hf_tokenizer.special_tokens_map)
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Any] = (), variables: Variables = NO_VARIABLES

@@ -177,11 +177,22 @@ def test_a_call_that_may_have_been_done_is_not_repeated_after_a_reply_that_leave
             assert pickle.loads(pickle.dumps(caught.value)).may_be_done
 
 
-def test_a_call_that_a_busy_api_refused_is_repeated():
-    answers = iter([(429, {}, b"busy"), (400, {}, b"no")])
+FULL = wire.encode(wire.ErrorReply(error=wire.ErrorBody(code="redis_full", type="", message="nothing was changed")))
+
+
+@pytest.mark.parametrize("refusal", [(429, {}, b"busy"), (503, {}, FULL)], ids=["busy", "full"])
+def test_a_call_that_was_refused_for_now_is_repeated(refusal: Answer):
+    answers = iter([refusal, (400, {}, b"no")])
     with server(lambda: next(answers)) as url, Client(url) as sdk, pytest.raises(ScorepoolError) as caught:
         sdk.send_test_event(ID)
     assert (caught.value.status, caught.value.may_be_done) == (400, False)
+
+
+def test_nothing_is_done_of_a_request_that_redis_has_no_room_for():
+    with server(lambda: (503, {}, FULL)) as url, Client(url, retry_s=0) as sdk:
+        with pytest.raises(ScorepoolError, match="nothing was changed") as caught:
+            sdk.submit(SCORE)
+        assert not caught.value.may_be_done
 
 
 def test_what_is_only_read_is_never_done():

@@ -77,6 +77,32 @@ def test_a_claim_respects_the_max_concurrency_of_quarantined_jobs(
     assert len(claim(redis, queue, in_flight=others)) == taken
 
 
+@pytest.mark.parametrize("owners", [("",), ("ann", "bob")])
+def test_one_worker_drains_for_a_suspect_and_the_others_claim_the_jobs_behind_it(
+    redis: Redis, queue: Queue, owners: tuple[str, ...]
+):
+    suspects = [submit(redis, generate(), fields={JobField.MAX_CONCURRENCY: 1}) for _ in range(3)]
+    others = [submit(redis, generate(), fields={JobField.OWNER: owners[i % len(owners)]}) for i in range(6)]
+    first, second, third = (leases(redis, name) for name in ("first", "second", "third"))
+    excluded = ["cay"] if len(owners) > 1 else []  # an owner is left out, so the others take turns
+
+    def ids(held: Leases, num_in_flight: int) -> list[str]:
+        rows = ask(held, queue, 2, num_in_flight=num_in_flight, excluded=excluded)
+        return [row.job_id for row in rows]
+
+    assert ids(first, num_in_flight=2) == []
+    assert set(ids(second, num_in_flight=2)) == set(others[:2])
+    assert set(ids(third, num_in_flight=1)) == set(others[2:4])
+    assert ids(first, num_in_flight=1) == []
+    assert ids(first, num_in_flight=0) == suspects[:1]  # one, because nothing may run beside it
+    assert set(ids(second, num_in_flight=4)) == set(others[4:])  # nor does another worker drain for the next suspect
+    assert ids(third, num_in_flight=0) == suspects[1:2]  # it has nothing to drain
+    assert 0 < redis.pttl(store.Keys.draining_worker("demo")) <= 60_000
+    redis.delete(store.Keys.draining_worker("demo"))  # as when the first one falls silent
+    assert ids(second, num_in_flight=1) == []
+    assert ids(second, num_in_flight=0) == suspects[2:]
+
+
 def keys(rows: list[ClaimedJob]) -> list[str]:
     return [f"{row.job_id}:{row.execution_id}" for row in rows]
 

@@ -17,6 +17,7 @@ import scorepool.api.repositories.queue
 from scorepool import store
 from scorepool.api.auth import Keyring
 from scorepool.api.http.errors import QueueFull
+from scorepool.store import JobField
 from scorepool.store.scripts import load
 from scorepool.worker import Queue
 from scorepool.worker.claims.leases import Claim, ClaimedJob, Leases
@@ -307,3 +308,19 @@ def test_no_owner_loses_a_job_when_workers_are_killed(shared: Api, redis: Redis,
     assert sorted(done(redis)) == sorted([*alices, *bobs])  # each job ended exactly once
     assert {status(redis, id_) for id_ in [*alices, *bobs]} == {"finished"}
     assert redis.keys("scorepool:backlog:*") + redis.keys("scorepool:turns:*") + redis.keys("rq:deferred:*") == []
+
+
+def test_a_list_full_of_suspects_hides_no_backlog(redis: Redis, shared: Api):
+    """The others' jobs do not wait until all jobs of a dead worker have run alone."""
+    for job_id in shared.submit("alice", 64):
+        redis.hset(f"rq:job:{job_id}", JobField.MAX_CONCURRENCY, 1)
+    behind = shared.submit("bob", 40)
+    queue = Queue("demo", connection=redis)
+
+    def claim(name: str, num_in_flight: int) -> list[str]:
+        leases = Leases(redis, name, f"rq:worker:{name}", 60.0)
+        wanted = Claim(max_jobs=40, num_in_flight=num_in_flight, max_in_flight=64, list_length=64)
+        return [row.job_id for row in leases.claim([queue], wanted).jobs]
+
+    assert claim("draining", num_in_flight=1) == []
+    assert claim("busy", num_in_flight=1) == behind

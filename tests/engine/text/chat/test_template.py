@@ -124,6 +124,21 @@ def test_a_template_accepts_the_variables_that_it_reads_and_no_other_party_sets(
     assert not [name for name in others if template.accepts_variable(name)]
 
 
+def test_a_template_accepts_no_name_that_is_not_a_variable_of_it():
+    """Names in texts, of attributes, of loops, of macros and of what the template sets itself have no effect."""
+    template = with_template(
+        "{# comment #}text {% set own = messages[0].role %}{% macro show(part) %}{{ part.field }}{% endmacro %}"
+        "{% for turn in messages %}{% if not late %}{% continue %}{% endif %}"
+        "{% generation %}{{ show(turn) + own + turn['key'] }}{% endgeneration %}{% endfor %}"
+        "{% if not date is defined %}{% set date = strftime_now('%d') %}{% endif %}{{ date }}"
+        "{% if never %}{{ raise_exception('no') }}{% endif %}{{ range(2) }}{{ namespace(a=1).a }}"
+    ).template
+
+    assert [name for name in ("late", "date", "never") if template.accepts_variable(name)] == ["late", "date", "never"]
+    others = "comment text own show part field turn key role strftime_now raise_exception range namespace a".split()
+    assert not [name for name in others if template.accepts_variable(name)]
+
+
 def test_the_reason_why_a_model_cannot_use_tools():
     assert chat_codec_of("json_tools").tools_unsupported_reason() is None
     assert "does not render" in (with_template("{{ messages[0].content }}").tools_unsupported_reason() or "")

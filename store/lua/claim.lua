@@ -28,7 +28,8 @@ local num_queues = #KEYS / 2
 local rows, num_bytes = {}, 0
 
 -- A claim that the network has delivered late must lease nothing, because its worker no longer waits for the reply.
-local last_session, last_number = string.match(try('hash', 'HGET', worker_key, 'last_claim') or '', '^(.*):(%d+)$')
+local last_claim, drains = unpack(try('hash', 'HMGET', worker_key, 'last_claim', 'drains') or {}, 1, 2)
+local last_session, last_number = string.match(last_claim or '', '^(.*):(%d+)$')
 if last_session == session and tonumber(last_number) >= tonumber(number) then return {rows, wrong_types, 0} end
 try('hash', 'HSET', worker_key, 'last_claim', session .. ':' .. number)
 redis.call('PEXPIRE', worker_key, 3 * lease_ms)  -- as a heartbeat does: the key may have expired, and the worker be dead by now
@@ -97,6 +98,14 @@ end
 if is_suspended(queues[1]) then return #rows > 0 and {rows, wrong_types, 0} end
 if exceeds_memory(MEMORY_FOR_CLAIMS) then max_jobs = 0 end
 
+-- While the worker drains for a suspect of other queues (see below), these ones give it no jobs.
+local drains_until, drained_queue = string.match(drains or '', '^(%S+) (.*)$')
+if (tonumber(drains_until) or 0) > now then
+  local is_own = false
+  for i = 1, num_queues do is_own = is_own or queues[i] == drained_queue end
+  if not is_own then max_jobs = 0 end
+end
+
 -- The share of a deep queue is more than any worker claims, so it need not be computed.
 local num_wanted = max_jobs
 if keeps_to_share and max_jobs > 0 and num_waiting > 0 then
@@ -110,13 +119,17 @@ end
 
 -- A suspect (see reclaim.lua) is first in its queue. One worker at a time lets its other jobs end until it may run it; to the
 -- others it is passed over, or one such job would keep all of them from claiming. Return whether this worker is that one.
+local DRAINS_S = 2.5  -- since its last claim: it claims more often than that
 local function drains_for_suspects(i)
   local key = DRAINING_WORKER_ .. queues[i]
   local other = try('string', 'GET', key)
   if other and other ~= worker then return false end
   redis.call('SET', key, worker, 'PX', lease_ms)
+  try('hash', 'HSET', worker_key, 'drains', string.format('%.3f %s', now + DRAINS_S, queues[i]))
   return true
 end
+
+local num_passed_over = 0
 
 -- Lease a job. Return 'leased'; 'full' if no more jobs may join those in flight; 'passed' if only this one may not.
 local function lease_job(i, id, max_concurrency)
@@ -124,6 +137,7 @@ local function lease_job(i, id, max_concurrency)
   local num_running = in_flight + num_elsewhere
   if num_running >= allowed then
     local is_passed = max_concurrency and not drains_for_suspects(i) and num_running < max_in_flight
+    num_passed_over = num_passed_over + (is_passed and 1 or 0)
     return is_passed and 'passed' or 'full'
   end
   max_in_flight = allowed
@@ -132,7 +146,7 @@ local function lease_job(i, id, max_concurrency)
   return 'leased'
 end
 
-local num_passed = {}  -- of each queue: the first jobs of its list, which another worker will run
+local num_passed = {}  -- of each queue: the first jobs of its list, which were passed over
 for i = 1, num_queues do num_passed[i] = 0 end
 
 -- Lease the next job of a queue. Return 'leased', 'full' or 'empty'.
@@ -185,7 +199,7 @@ if num_waiting > 0 and max_jobs > 0 then
   local choices = find_choices()
   if choices then claim_by_owner(choices) else claim_by_queue() end
 end
-num_waiting = math.max(0, num_waiting - (#rows - num_before))
+num_waiting = math.max(0, num_waiting - (#rows - num_before) - num_passed_over)  -- those passed over wait for another worker
 
 for i = 1, num_queues do
   if has_backlog[i] then top_up(KEYS[2 * i - 1], list_length) end

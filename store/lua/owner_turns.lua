@@ -10,8 +10,8 @@
 local SERVED_KEPT_S = 3600
 
 -- Return the jobs that each owner could run next: {owner, jobs = {{index of the queue, id, max_concurrency, turn}, ...}}, in
--- the order in which the owners appear. Of a list only the first `list_length` jobs are looked at. An entry without an id
--- stands for the owner's backlog.
+-- the order in which the owners appear. Of a list only the first `list_length` jobs are looked at, and the suspects among
+-- them, which may be passed over (see claim.lua). An entry without an id stands for the owner's backlog.
 local function find_owners(lists, usable, list_length)
   local owners, by_name = {}, {}
   local function add(name, entry)
@@ -21,15 +21,28 @@ local function find_owners(lists, usable, list_length)
     end
     table.insert(by_name[name].jobs, entry)
   end
-  for index, list in ipairs(lists) do
-    for _, id in ipairs(usable[index] and redis.call('LRANGE', list, 0, list_length - 1) or {}) do
-      local known = redis.pcall('HMGET', JOB_ .. id, F_DATA, F_OWNER, F_MAX_CONCURRENCY, F_WEIGHT)
-      if known[1] and string.match(id, '^[%w_-]+$') then
-        add(known[2] or '', {index, id, tonumber(known[3] or ''), turn_of(known[4])})
-      else
-        redis.call('LREM', list, 1, id)  -- the job expired or was deleted
+  -- Add the first jobs of a list.
+  local function add_listed(index, list)
+    local at, num_left, gone = 0, list_length, {}
+    while num_left > 0 do
+      local ids = redis.call('LRANGE', list, at, at + num_left - 1)
+      if not ids[1] then break end
+      at = at + #ids
+      for _, id in ipairs(ids) do
+        local known = redis.pcall('HMGET', JOB_ .. id, F_DATA, F_OWNER, F_MAX_CONCURRENCY, F_WEIGHT)
+        if known[1] and string.match(id, '^[%w_-]+$') then
+          add(known[2] or '', {index, id, tonumber(known[3] or ''), turn_of(known[4])})
+          num_left = num_left - (known[3] and 0 or 1)
+        else
+          gone[#gone + 1] = id  -- the job expired or was deleted
+        end
       end
     end
+    for _, id in ipairs(gone) do redis.call('LREM', list, 1, id) end
+  end
+
+  for index, list in ipairs(lists) do
+    if usable[index] then add_listed(index, list) end
     local fair_share = FAIR_SHARE_ .. string.sub(list, #QUEUE_ + 1)
     for _, name in ipairs(usable[index] and redis.call('ZRANGE', fair_share, 0, -1) or {}) do add(name, {index}) end
   end

@@ -36,14 +36,26 @@ local function candidates(wip)
   return found
 end
 
--- Find the leases that are over.
+-- Return whether Redis was away until less than a lease ago, and the lease was last extended before. Its worker may live: it
+-- has not had the time to extend the lease.
+local up_since
+local function was_cut_short(wip, lease_key)
+  if not up_since then
+    local info = redis.pcall('INFO', 'server')  -- an error if this user may not ask: then Redis counts as up for long
+    up_since = now - (tonumber(string.match(type(info) == 'string' and info or '', 'uptime_in_seconds:(%d+)') or '') or math.huge)
+  end
+  return now - up_since <= lease_ms / 1000 and tonumber(redis.call('ZSCORE', wip, lease_key)) - grace_s <= up_since
+end
+
+-- Find the leases that are over. The death of one worker says nothing about the leases of others.
 local over = {}
 for index = 1, #KEYS / 2 do
-  local is_usable = is_type(KEYS[2 * index - 1], 'list')
-  for _, lease_key in ipairs(is_usable and candidates(KEYS[2 * index]) or {}) do
+  local wip, is_usable = KEYS[2 * index], is_type(KEYS[2 * index - 1], 'list')
+  for _, lease_key in ipairs(is_usable and candidates(wip) or {}) do
     local id, execution = string.match(lease_key, '^([%w_-]+):(.*)$')
     local ttl_ms = redis.call('PTTL', EXECUTION_ .. lease_key)
-    if ttl_ms == -2 or held_by_dead[lease_key] then  -- -2: absent
+    local is_absent = ttl_ms == -2
+    if held_by_dead[lease_key] or (is_absent and num_held == 0 and not was_cut_short(wip, lease_key)) then
       over[#over + 1] = {index = index, lease_key = lease_key, id = id, execution = execution}
     elseif ttl_ms == -1 then  -- another client wrote the key: let the lease end, unless its worker extends it
       redis.call('PEXPIRE', EXECUTION_ .. lease_key, lease_ms)

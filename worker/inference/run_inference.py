@@ -109,8 +109,7 @@ class InferenceRunner:
 
     def _build(self, request: wire.Request, prepared: list[PreparedSequence]) -> wire.Result:
         """Build the result. Raises JobError, FatalError."""
-        last = prepared[-1].recomputed or prepared[-1].sequence
-        model_info = last.model_info or self.engine.model_info  # a tokenize job is never added to the engine
+        model_info = self._info_of(request, prepared)
         check_version(request.if_weights, model_info)  # the weights may have changed before the job began
         try:
             sequences = [each.sequence for each in prepared]
@@ -121,10 +120,16 @@ class InferenceRunner:
         stamp = with_cached(result.stamp, (each.cached for each in prepared if each.failure is None))
         return result if stamp is result.stamp else replace(result, stamp=stamp)
 
+    def _info_of(self, request: wire.Request, prepared: list[PreparedSequence]) -> ModelInfo:
+        """Return the model that computed a job; the one that would now, if all items failed or were only tokenized."""
+        computed = (each.recomputed or each.sequence for each in reversed(prepared) if each.failure is None)
+        infos = (one.model_info for one in computed if one.model_info is not None)
+        return next(infos, None) or self.engine.model_info_of(request.adapter)
+
     def _build_compared(
-        self, comparison: ComparisonRun, _: wire.Request, prepared: list[PreparedSequence]
+        self, comparison: ComparisonRun, request: wire.Request, prepared: list[PreparedSequence]
     ) -> wire.Result:
-        model_info = prepared[-1].sequence.model_info or self.engine.model_info
+        model_info = self._info_of(request, prepared)
         check_version(comparison.request.if_weights, model_info)
         stamp = provenance_of(self.model, model_info)
         return comparison.build(prepared, self.engine.chat, with_cached(stamp, (each.cached for each in prepared)))

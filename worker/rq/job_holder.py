@@ -71,7 +71,7 @@ class JobHolder(WorkerProcess):
         self._stopped_because: str | None = None  # set once it claims no more jobs until it is restarted
         self._is_going_to_sleep = False  # the Mac: it claims nothing until it is awake again
         self._reclaim_at = 0.0  # clock_s()
-        self._is_starting = True  # no claim was sent
+        self._is_starting = True  # no claim was sent, so leases under its name are those of a predecessor
         self._look_at = 0.0  # clock_s(): whether claimed jobs have begun
         self._has_reclaimed = False  # jobs of silent workers have been reclaimed once
         self._try_again_at = 0.0  # clock_s(): Redis was away, so no exchange before
@@ -187,6 +187,7 @@ class JobHolder(WorkerProcess):
         )
         self._is_recording = self._is_recording or bool(ended)
         self._is_claiming = self._is_claiming or group is not None
+        self._is_starting = self._is_starting and group is None
         link = self.recording_link if ended else self.link
         run = partial(self.exchanger.run, exchange)
         link.call(run, partial(self._take_exchanged, exchange), partial(self._lose_exchange, exchange))
@@ -322,7 +323,6 @@ class JobHolder(WorkerProcess):
         """Take jobs back from dead workers of this machine, and from silent ones. Runs on the link."""
         reclaimed = Reclaimed()
         held = leases_of_dead(self.connection, self.queues, self.name, is_starting=self._is_starting)
-        self._is_starting = False
         if self.heartbeat_clock.is_on_time(self.connection.ping):
             reclaimed.from_silent = True
             held.append([])
@@ -423,6 +423,8 @@ class JobHolder(WorkerProcess):
     def _report_death(self) -> None:
         """Let others know that the jobs that were running may have ended this process: see store/lua/reclaim.lua."""
         held = [lease_key for lease_key, inflight in list(self.in_flight.items()) if not inflight.is_over]
+        if not held:
+            return
         report = partial(self.leases.reclaim, self.queues, self.settings.crash_limit, held)
         self.link.call(report, lambda _: None, lambda _: None)
         self.link.wait(2.0)

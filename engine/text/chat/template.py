@@ -27,7 +27,7 @@ _GLOBAL_NAMES = {"messages", "raise_exception", "strftime_now"}  # what transfor
 
 
 class GenerationBlock(Extension):
-    """Reads the blocks in which templates mark what the model has generated, `{% generation %}`, as transformers does."""
+    """Read the blocks in which templates mark what a model generated, `{% generation %}`, as transformers does."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -75,7 +75,7 @@ class ChatTemplate:
         """Return the variables that the template reads and that only the caller sets."""
         hf_tokenizer = self._tokenizer.hf_tokenizer
         template = hf_tokenizer.chat_template or ""
-        environment = Environment(extensions=[GenerationBlock, loopcontrols], autoescape=False)
+        environment = Environment(extensions=[GenerationBlock, loopcontrols], autoescape=True)
         read: set[str] = set()
         for source in template.values() if isinstance(template, dict) else [template]:
             try:

@@ -103,6 +103,45 @@ def test_one_worker_drains_for_a_suspect_and_the_others_claim_the_jobs_behind_it
     assert ids(second, num_in_flight=0) == suspects[2:]
 
 
+def test_a_worker_that_drains_for_a_suspect_claims_nothing_of_its_other_model(redis: Redis, queue: Queue):
+    other_queue = Queue("other", connection=redis)
+    suspect = submit(redis, generate(), fields={JobField.MAX_CONCURRENCY: 1})
+    others = [submit(redis, generate(), queue="other") for _ in range(2)]
+    both = leases(redis, "both")
+
+    assert ask(both, queue, num_in_flight=0, num_elsewhere=1) == []
+    assert ask(both, other_queue, num_in_flight=1) == []
+    assert [row.job_id for row in ask(leases(redis, "second"), other_queue, 1)] == others[:1]
+    assert [row.job_id for row in ask(both, queue)] == [suspect]
+    time.sleep(2.6)  # it has no more suspects to run
+    assert [row.job_id for row in ask(both, other_queue, num_in_flight=1)] == others[1:]
+
+
+def test_a_worker_that_passes_a_suspect_over_waits_for_the_next_job(redis: Redis, queue: Queue):
+    submit(redis, generate(), fields={JobField.MAX_CONCURRENCY: 1})
+    assert ask(leases(redis, "first"), queue, num_in_flight=2, waits=True) == []
+    assert ask(leases(redis, "second"), queue, num_in_flight=2, waits=True) == []
+
+    assert [redis.zscore(store.Keys.waiting_workers("demo"), name) is not None for name in ("first", "second")] == [
+        False,
+        True,
+    ]
+
+
+def test_jobs_behind_many_suspects_are_found_beside_jobs_of_another_queue(redis: Redis, queue: Queue):
+    for _ in range(40):
+        submit(redis, generate(), fields={JobField.MAX_CONCURRENCY: 1, JobField.OWNER: "ann"})
+    bobs = submit(redis, generate(), fields={JobField.OWNER: "bob"})
+    high = [submit(redis, generate(), queue="demo:high", fields={JobField.OWNER: "cay"}) for _ in range(2)]
+    queues = [Queue("demo:high", connection=redis), queue]
+    assert ask(leases(redis, "first"), queue, num_in_flight=2) == []
+
+    wanted = Claim(max_jobs=2, num_in_flight=2, max_in_flight=32, list_length=32)
+    rows = leases(redis, "second").claim(queues, wanted).jobs
+
+    assert {row.job_id for row in rows} == {bobs, high[0]}
+
+
 def keys(rows: list[ClaimedJob]) -> list[str]:
     return [f"{row.job_id}:{row.execution_id}" for row in rows]
 
@@ -137,6 +176,18 @@ def test_the_silence_of_a_worker_says_nothing_about_its_jobs(redis: Redis, queue
 
     assert [redis.hmget(f"rq:job:{id_}", JobField.MAX_CONCURRENCY, "crashes") for id_ in ids] == [[None, None]] * 3
     assert len(claim(redis, queue)) == 3
+
+
+def test_the_death_of_one_worker_ends_no_leases_of_others(redis: Redis, queue: Queue):
+    """They may be over because Redis was away."""
+    for _ in range(2):
+        submit(redis, generate())
+    dead, silent = (ask(leases(redis, name), queue, 1) for name in ("dead", "silent"))
+    expire_leases(redis, dead + silent)
+
+    assert leases(redis, "other").reclaim([queue], 5, keys(dead))[0] == 1
+    assert status(redis, silent[0].job_id) == "started"
+    assert leases(redis, "other").reclaim([queue], 5)[0] == 1
 
 
 def test_the_leases_of_a_dead_worker_need_not_expire(redis: Redis, queue: Queue):

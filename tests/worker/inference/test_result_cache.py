@@ -1,5 +1,6 @@
 """What the same weights have computed is given again, to the bit, and nothing else is. Real model, real Redis."""
 
+import collections.abc
 import dataclasses
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -12,9 +13,9 @@ from scorepool import wire
 from scorepool.engine import Engine, EngineSettings, Sampling, Sequence, Targets
 from scorepool.engine.errors import InvalidRequest, NonFiniteLogits
 from scorepool.store import Keys
-from scorepool.worker.inference.result_cache.cache_store import CacheStore
+from scorepool.worker.inference.result_cache.cache_store import CacheStore, Found, Use, Write
 from scorepool.worker.inference.result_cache.digest import OPTIONS, digests, is_kept, may_be_cached
-from scorepool.worker.inference.result_cache.entry import copy_unbegun
+from scorepool.worker.inference.result_cache.entry import copy_unbegun, to_entry
 from scorepool.worker.inference.result_cache.result_cache import CachedGroup, ResultCache
 from tests.tiny_models import TinyModels
 from tests.worker.conftest import until
@@ -262,6 +263,12 @@ class HeldEngine(FakeEngine):
             future.set_result(sequences)
 
 
+def computed(engine: HeldEngine) -> Sequence:
+    sequence = scored()
+    sequence.columns.logprobs, sequence.model_info = [-1.0] * 5, engine.model_info
+    return sequence
+
+
 @pytest.fixture
 def held() -> HeldEngine:
     return HeldEngine()
@@ -292,6 +299,39 @@ def test_a_job_that_waits_can_be_canceled(held: HeldEngine, open_cache: Callable
     held.finish(1)
     assert logprobs(third) == [-1.0] * 5
     assert len(held.added) == 2
+
+
+class HeldStore(CacheStore):
+    """A store whose lookups end when the test ends them."""
+
+    def __init__(self) -> None:
+        self.lookups: list[tuple[list[bytes], Callable[[Found], object]]] = []
+
+    def look_up(self, digests: collections.abc.Sequence[bytes], on_found: Callable[[Found], object]) -> None:
+        self.lookups.append((list(digests), on_found))
+
+    def write(self, writes: collections.abc.Sequence[Write]) -> None:
+        pass
+
+    def count(self, use: Use, number: int = 1) -> None:
+        pass
+
+
+@pytest.mark.parametrize("num_waiting", [0, 2])
+def test_a_job_that_is_canceled_while_it_is_looked_up_gives_no_other_one_values(held: HeldEngine, num_waiting: int):
+    """Those that wait for it are computed, from then on without it."""
+    store = HeldStore()
+    cache = ResultCache(held, store)
+    canceled, *waiting = (cache.add([scored()], "alice", None) for _ in range(1 + num_waiting))
+    cache.cancel(canceled)
+    ((key,), on_found), *_ = store.lookups
+    on_found([to_entry(key, computed(held))])
+
+    assert not [group for group in waiting if group.future.done()]
+    assert len(held.added) == (1 if waiting else 0)
+    if waiting:
+        held.finish(0, value=-2.0)
+    assert [logprobs(group) for group in waiting] == [[-2.0] * 5] * num_waiting
 
 
 def test_a_failure_is_not_shared(held: HeldEngine, open_cache: Callable[..., ResultCache]):

@@ -84,10 +84,10 @@ def runner(engine: RecordingEngine) -> Iterator[InferenceRunner]:
     runner.close()
 
 
-def send(runner: InferenceRunner, prompt: str) -> AsyncResult:
+def send(runner: InferenceRunner, request: str | wire.Request) -> AsyncResult:
     job = Job.__new__(Job)
     job._id = "j"
-    job.request = wire.encode(generate(prompt))
+    job.request = wire.encode(generate(request) if isinstance(request, str) else request)
     pending = runner(job)
     assert isinstance(pending, AsyncResult)
     return pending
@@ -189,6 +189,25 @@ def test_a_result_reports_the_model_that_computed_its_last_token(runner: Inferen
 
     assert isinstance(result, wire.Result)
     assert (result.stamp.model, result.stamp.fingerprint) == ("demo", "new weights")
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_the_stamp_is_of_what_was_computed_also_if_the_last_item_failed(
+    runner: InferenceRunner, engine: RecordingEngine, bad: int
+):
+    items = [wire.ScoreItem(prompt=[5], completion=[999] if index == bad else [7]) for index in range(2)]
+    pending = send(runner, wire.Score(model="demo", adapter="sql", items=items, on_item_error="report"))
+    wait_for_tokenizer(runner)
+    (sequence,) = engine.sequences
+    sequence.columns.logprobs = [-0.5]
+    sequence.model_info = replace(engine.model_info, adapter="sql@0123", weights_version=5)
+    engine.added[0].set_result([])
+
+    result = pending.finish(pending.future.result(60))
+
+    assert isinstance(result, wire.Result)
+    assert [each.failure is None for each in result.sequences] == [index != bad for index in range(2)]
+    assert (result.stamp.adapter, result.stamp.weights_version) == ("sql@0123", 5)
 
 
 def test_a_large_result_is_built_on_its_own_thread_and_holds_up_no_small_one(

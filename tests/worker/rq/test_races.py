@@ -75,6 +75,21 @@ def test_a_death_counts_however_long_the_next_worker_loads_its_model(redis: Redi
     assert redis.hget(f"rq:job:{job_id}", JobField.MAX_CONCURRENCY) == b"1"
 
 
+def test_a_worker_whose_first_look_failed_does_not_take_its_own_jobs_for_those_of_a_predecessor(
+    redis: Redis, redis_url: str, root: Path, tmp_path: Path
+):
+    job_id = submit(redis, generate(max_tokens=100_000))
+    with Link(redis_url) as link, Workers(link.url, root, tmp_path) as workers:
+        link.lose_next_reply(b"rq:worker:mac", resets=True)  # to the question which workers there are
+        workers.start("--name", "mac", SCOREPOOL_LEASE_S="2")
+        until(lambda: in_flight(redis) == 1)
+        assert link.lost_reply.is_set()
+        time.sleep(4)  # until it has looked again
+
+        assert redis.hget(f"rq:job:{job_id}", JobField.MAX_CONCURRENCY) is None
+        assert "took" not in workers.log
+
+
 def test_a_worker_that_drains_does_not_spin(redis: Redis, workers: Workers):
     for _ in range(3):
         submit(redis, generate(max_tokens=1000))

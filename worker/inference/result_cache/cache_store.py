@@ -133,7 +133,10 @@ class CacheStore:
                 found += [None] * (num_digests - len(found))
                 start = 0
                 for one in lookups:
-                    one.on_found(found[start : start + len(one.digests)])
+                    try:
+                        one.on_found(found[start : start + len(one.digests)])
+                    except Exception:  # a fault of ours that must not hold up the other jobs
+                        log.exception("a job could not be told what the result cache has")
                     start += len(one.digests)
 
     def _take_lookups(self) -> list[Lookup]:

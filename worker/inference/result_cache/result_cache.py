@@ -135,7 +135,10 @@ class ResultCache:
                     continue
                 group.cached.add(sequence)
                 group.num_open -= 1
-                touched |= self._give(self._running.pop(key))
+                running = self._running.get(key)
+                if running is not None and running.sequence is sequence:  # else the group was canceled meanwhile
+                    del self._running[key]
+                    touched |= self._give(running)
         self._store.count("hits", len(looked_up) - len(missing))
         self._store.count("misses", len(missing))
         if to_compute or missing:

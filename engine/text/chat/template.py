@@ -176,7 +176,12 @@ def _with_content_in_parts(message: Message) -> Message:
 def _with_json_arguments(message: Message) -> Message:
     """Write the arguments of the message's calls as JSON text."""
     calls = [
-        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        {**call, "function": {**call["function"], "arguments": _as_json(call["function"]["arguments"])}}
         for call in message.get("tool_calls", ())
     ]
     return {**message, "tool_calls": calls} if calls else message
+
+
+def _as_json(arguments: Any) -> str:
+    """Write arguments as the `tojson` of transformers' templates does: with every character as itself."""
+    return json.dumps(arguments, ensure_ascii=False)

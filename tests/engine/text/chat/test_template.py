@@ -71,7 +71,7 @@ def test_a_template_that_shows_only_parts_gets_every_text_as_one():
 def test_arguments_are_json_if_the_template_appends_them_to_a_string():
     template = FOR_CALLS.replace("BODY", "{{ 'f' + c.function.arguments }}")
 
-    assert rendered(template) == 'f{"place": "Z\\u00fcrich"}'
+    assert rendered(template) == 'f{"place": "Zürich"}'
 
 
 def test_a_template_that_cannot_render_a_message_is_the_callers_error():

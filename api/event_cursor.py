@@ -25,11 +25,15 @@ LAST_EVENT_ID = re.compile(
 
 
 class CursorEvent(Struct, frozen=True, kw_only=True):
-    """Send new tokens of one sequence or, if `restart` is true, the notice that all tokens sent are void."""
+    """Send new tokens of one sequence or, if `restart` is true, the notice that all tokens sent are void.
+
+    With `is_from_result` the tokens are the last of an ended job: each with all its bytes, also where the text ends.
+    """
 
     event_cursor: str
     delta: wire.TokenDelta | UnsetType = UNSET
     restart: bool = False
+    is_from_result: bool = False
 
 
 class SentTokens:
@@ -133,7 +137,8 @@ class EventCursor:
         )
         events = [] if agree else [self._restart()]
         self._order.weights = weights
-        return events + [event for delta in deltas for event in self._send(delta)]
+        rest = [event for delta in deltas for event in self._send(delta)]
+        return events + [replace(event, is_from_result=True) for event in rest]
 
     def _tokens(self, delta: wire.TokenDelta) -> SentTokens:
         return self._sent.setdefault(delta.sequence, SentTokens())

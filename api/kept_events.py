@@ -35,10 +35,13 @@ async def kept_events(
 async def _chunks(event: CursorEvent | wire.Progress | wire.Job, writer: KeptEvents, held: HeldResults) -> list[object]:
     tokens = event.delta if isinstance(event, CursorEvent) else event
     try:
-        if isinstance(event, CursorEvent) and event.restart:
-            raise Diverged
+        if isinstance(event, CursorEvent):
+            if event.restart:
+                raise Diverged
+            if event.is_from_result:  # the writer takes them from the job, which says where the text ends
+                return []
         if isinstance(tokens, wire.TokenDelta):
-            return list(await held.run(partial(writer.add, tokens)))  # the last may have all of a result's tokens
+            return list(await held.run(partial(writer.add, tokens)))
         if isinstance(tokens, wire.Job) and tokens.status in ENDED:
             return list(await held.run(partial(writer.add, tokens)))
     except Diverged:

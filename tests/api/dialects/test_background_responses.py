@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from msgspec.structs import replace
 from openai import OpenAI
 from openai.types.responses import ResponseCompletedEvent, ResponseCreatedEvent
 from rq.job import JobStatus
@@ -17,7 +18,7 @@ from scorepool.api.dialects.openai.responses_kept import KeptResponseEvents
 from scorepool.local.stack import Stack
 from tests.answered_chat import Run
 from tests.api.conftest import Serving, eventually
-from tests.api.fake_worker import FakeWorker
+from tests.api.fake_worker import COMPLETED, FakeWorker
 from tests.chat_formats import FORMATS, SAMPLES, chat_codec_of
 from tests.scripted_model import CONTENT, REASONING
 
@@ -87,6 +88,34 @@ def test_only_what_was_made_to_be_streamed_is_streamed_again(scripted_sdk: OpenA
         responses.retrieve(made.id, stream=True)
     with pytest.raises(openai.BadRequestError, match="starting_after: expected `stream`: true"):
         responses.retrieve(made.id, starting_after=3)  # type: ignore[call-overload]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("last", "text", "stop_reason"), [(b".\n\nQ", "Hi.", "\n\n"), (b".", "Hi", 2)], ids=["stop", "stop_token_ids"]
+)
+async def test_a_stream_has_no_text_behind_the_end_of_the_answer(
+    serving: Serving, worker: FakeWorker, last: bytes, text: str, stop_reason: int | str
+):
+    sequence = wire.SequenceResult(
+        token_ids=[1, 2],
+        token_bytes=[b"Hi", last],
+        channels=["content", "content"],
+        text=text,
+        finish_reason="stop",
+        stop_reason=stop_reason,
+    )
+    async with serving() as http:
+        streamed = asyncio.create_task(http.post(PATH, json=BODY | {"stop": ["\n\n"], "stop_token_ids": [2]}))
+        await eventually(lambda: len(worker.waiting()) == 1)
+        [job_id] = worker.waiting()
+        worker.end(job_id, replace(COMPLETED, sequences=[sequence]))
+        events = [json.loads(line[6:]) for line in (await streamed).text.splitlines() if line.startswith("data: ")]
+        kept = (await http.get(f"{PATH}/resp_{job_id}")).json()
+
+    assert "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta") == text
+    assert events[-1]["response"] == kept
+    assert kept["output"][0]["content"][0]["text"] == text
 
 
 @pytest.mark.anyio

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from scorepool import wire
 from scorepool.api.dialects.openai import chat, foreign_fields
@@ -17,6 +17,7 @@ _SAME = (
     *("allowed_token_ids", "bad_words"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "include_stop_str_in_output"),
     *("prompt_logprobs", "logprobs_mode", "logprob_token_ids", "skip_special_tokens"),
+    *("speculation", "speculation_tokens"),
 )
 # The one value that is supported, by field: the reply cannot carry the effect of another.
 _SUPPORTED = {
@@ -40,12 +41,15 @@ class RenderChatRequest(ChatRequest, frozen=True, kw_only=True):
 
 
 class RenderedChat(Struct, frozen=True, kw_only=True):
-    """Give the prompt of a chat, and its sampling parameters: a body of `/inference/v1/generate`."""
+    """Give the prompt of a chat, its sampling parameters and how its job runs: a body of `/inference/v1/generate`."""
 
     token_ids: list[int]
     sampling_params: Annotated[dict[str, Any], Meta(description="Those that the chat sets.")]
     model: str
     features: Annotated[None, Meta(description="There are no images.")] = None
+    cache_salt: Annotated[str | UnsetType, Meta(description="The chat's. Absent if it has none.")] = UNSET
+    priority: Annotated[int | UnsetType, Meta(description="The chat's. Absent if it has none.")] = UNSET
+    if_weights: Annotated[int | UnsetType, Meta(description="The chat's. Absent if it has none.")] = UNSET
 
 
 class RenderChatEndpoint(Endpoint[RenderChatRequest]):
@@ -86,7 +90,14 @@ class RenderChatEndpoint(Endpoint[RenderChatRequest]):
             names = {"json_schema": "json"}
             values["structured_outputs"] = {names.get(name, name): form for name, form in body.form_fields.items()}
         params = {name: value for name, value in values.items() if value is not None}
-        return RenderedChat(token_ids=result.sequences[0].token_ids, sampling_params=params, model=body.model)
+        return RenderedChat(
+            token_ids=result.sequences[0].token_ids,
+            sampling_params=params,
+            model=body.model,
+            cache_salt=UNSET if body.cache_salt is None else body.cache_salt,
+            priority=UNSET if body.priority is None else body.priority,
+            if_weights=UNSET if body.if_weights is None else body.if_weights,
+        )
 
     def field_name(self, body: RenderChatRequest, field: str) -> str:
         return chat.field_name(body, field)

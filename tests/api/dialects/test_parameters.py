@@ -17,10 +17,12 @@ from scorepool.api.dialects.sglang import generate
 from scorepool.api.dialects.sglang.endpoints import GENERATE
 from scorepool.api.dialects.sglang.score import SCORE
 from scorepool.api.dialects.unsupported import ANY
+from scorepool.api.dialects.vllm import endpoints as vllm
 from scorepool.api.dialects.vllm.classify import CLASSIFY
+from scorepool.api.dialects.vllm.render import RENDER_CHAT
 from scorepool.api.dialects.vllm.rerank import RERANK
 from scorepool.api.dialects.vllm.score import SCORE_PAIRS
-from tests.api.fake_worker import PROVENANCE
+from tests.api.fake_worker import PROVENANCE, RESULT
 
 COMPLETION_BODY: dict[str, Any] = {"model": "demo", "prompt": "a"}
 CHAT_BODY: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
@@ -326,6 +328,22 @@ def test_a_salt_keeps_cached_results_apart(kind: str):
         with pytest.raises(wire.Invalid) as refused:
             parse(kind, {"cache_salt": wrong})
         assert refused.value.field == "cache_salt"
+
+
+HOW_TO_RUN = {"cache_salt": "s", "priority": -7, "if_weights": 4, "speculation": "ngram", "speculation_tokens": 2}
+
+
+@pytest.mark.parametrize("options", [HOW_TO_RUN, {}])
+def test_a_rendered_chat_runs_as_the_chat_does(options: dict[str, Any]):
+    served = wire.ServedModel(id="m", stamp=PROVENANCE, context_length=64, vocab_size=9, self_test="passed", worker="w")
+    context = Context(unique_id="u", timeout_s=60, created=0, served_model=served)
+    chat = RENDER_CHAT.parse(json.dumps(CHAT_BODY | options).encode())
+
+    rendered = wire.encode_json(RENDER_CHAT.to_reply(chat, [RESULT], context))
+
+    [job] = vllm.GENERATE.to_requests(vllm.GENERATE.parse(rendered), context)
+    [expected] = parse("chat", options)
+    assert {name: getattr(job, name) for name in HOW_TO_RUN} == {name: getattr(expected, name) for name in HOW_TO_RUN}
 
 
 PAIR_BODIES: list[tuple[Endpoint[Any], dict[str, Any]]] = [

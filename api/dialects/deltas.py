@@ -51,6 +51,7 @@ class ChoiceStream:
         self._reasoning = IncrementalDetokenizer()
         self._num_calls = 0
         self.num_reasoning = 0  # tokens of the channel `reasoning` in the deltas so far
+        self._channel: wire.Channel = "markup"  # of the last token that is no markup
         self._target_bytes: list[bytes] | None = None
 
     @property
@@ -78,12 +79,15 @@ class ChoiceStream:
             yield self._delta(sequence, contents, start, start + 1)
 
     def end_each(self, sequence: wire.SequenceResult) -> Iterator[Delta]:
-        """Yield the rest of the choice, each token in a delta of its own. Raise Diverged as `end` does."""
+        """Yield the rest of the choice, each token in a delta of its own. Raise Diverged as `end` does.
+
+        The U+FFFD of other channels than the last token's come after it, in deltas of their own.
+        """
         contents = content_bytes(sequence)
         if sequence.token_ids[: len(self._sent)] == self._sent:
             for start in range(len(self._sent), len(sequence.token_ids) - 1):
                 yield self._delta(sequence, contents, start, start + 1)
-        yield self.end(sequence, contents)
+        yield from _split_ends(self.end(sequence, contents), self._channel)
 
     def add_runs(self, tokens: wire.TokenDelta) -> Iterator[Delta]:
         """Yield the tokens that were not sent yet, those of each channel in a delta. Raise Diverged as `add` does.
@@ -104,7 +108,7 @@ class ChoiceStream:
             [*runs, _] = _runs(sequence.channels, len(self._sent), len(sequence.token_ids))
             for start, end in runs:
                 yield self._delta(sequence, contents, start, end)
-        yield from _split_ends(self.end(sequence, contents))
+        yield from _split_ends(self.end(sequence, contents), self._channel)
 
     def _overlap(self, tokens: wire.TokenDelta) -> int:
         """Return how many of these tokens were sent; below 0 if tokens before them were not. Raise Diverged."""
@@ -142,6 +146,7 @@ class ChoiceStream:
         calls = [call for call in sequence.tool_calls if num_before <= call.entry < len(self._sent)]
         added = contents[start:end]
         channels = new.channels or ["content"] * len(added)
+        self._channel = next((each for each in reversed(channels) if each != "markup"), self._channel)
         self.num_reasoning += new.num_reasoning_tokens
         added = [b"" if channel == "markup" else content for content, channel in zip(added, channels, strict=True)]
         text, offsets = self._text.add(_only_channel("content", added, channels))
@@ -184,11 +189,13 @@ def _runs(channels: list[wire.Channel] | None, start: int, end: int) -> Iterator
     yield start, end
 
 
-def _split_ends(last: Delta) -> Iterator[Delta]:
-    """Yield the last delta, and apart from it the U+FFFD of characters of other channels that stay unfinished."""
+def _split_ends(last: Delta, channel: wire.Channel) -> Iterator[Delta]:
+    """Yield the last delta, after it the U+FFFD of characters of other channels than its own that stay unfinished."""
     nothing: dict[str, Any] = {"tool_calls": [], "reasoning": "", "text": ""}
     not_last = {"finish_reason": None, "stop_reason": None, "prompt_token_ids": None, "draft_logprobs": None}
-    [*before, _] = [name for name, empty in nothing.items() if getattr(last, name) != empty] or ["text"]
+    own = {"tool_call": "tool_calls", "reasoning": "reasoning"}.get(channel, "text")
+    names = sorted(nothing, key=lambda name: name != own)
+    [*before, _] = [name for name in names if getattr(last, name) != nothing[name]] or ["text"]
     for name in before:
         yield replace(last, **{other: empty for other, empty in nothing.items() if other != name} | not_last)
         last = replace(

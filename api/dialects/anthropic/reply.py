@@ -1,6 +1,7 @@
 """Build the replies of `/v1/messages`: a message with its content blocks, whole or as events. Pure.
 
-A whole message is what the events of one delta add up to, so both have the same blocks.
+A whole message is what its events add up to, so both have the same blocks: one for each run of tokens of one channel,
+in their order.
 """
 
 from typing import Annotated, Literal
@@ -117,7 +118,8 @@ class MessageEvent(Struct, frozen=True, kw_only=True):
 def to_message(body: MessagesRequest, result: wire.Result, unique_id: str) -> MessageReply:
     """Build the reply."""
     writer = MessageWriter(body, unique_id)
-    writer.add_delta(ChoiceStream(0).end(result.sequences[0]))
+    for delta in ChoiceStream(0).end_runs(result.sequences[0]):
+        writer.add_delta(delta)
     return writer.ended(result)
 
 
@@ -134,15 +136,16 @@ class MessageWriter:
     def add(self, event: StreamEvent) -> list[object]:
         """Return the events that follow. Raise Diverged if a job ran again and generated other tokens."""
         if isinstance(event, wire.TokenDelta):
-            delta, num_prompt_tokens = self._choice.add(event), event.num_prompt_tokens
+            deltas, num_prompt_tokens = self._choice.add_runs(event), event.num_prompt_tokens
         else:
-            self._result = event.result
-            assert event.result is not None
-            delta, num_prompt_tokens = self._choice.end(event.result.sequences[0]), event.result.usage.prompt_tokens
-        if delta is None:
-            return []
-        events = [] if self._is_begun else self._begin(num_prompt_tokens or 0)
-        return events + self.add_delta(delta)
+            result = self._result = event.result
+            assert result is not None
+            deltas, num_prompt_tokens = self._choice.end_runs(result.sequences[0]), result.usage.prompt_tokens
+        events: list[object] = []
+        for delta in deltas:
+            events += [] if self._is_begun else self._begin(num_prompt_tokens or 0)
+            events += self.add_delta(delta)
+        return events
 
     def end(self) -> list[object]:
         """Return the events that close the message."""
@@ -172,7 +175,7 @@ class MessageWriter:
         )
 
     def add_delta(self, delta: Delta) -> list[object]:
-        """Return the events of new tokens, and of the end of the last block with the last ones."""
+        """Return the events of new tokens of one channel, and of the end of the last block with the last ones."""
         events: list[object] = []
         if delta.reasoning:
             events += self._open(ThinkingContent(thinking=""))

@@ -4,6 +4,7 @@ A response that is kept is continued by its id (responses_kept.py). Else a clien
 request, as the items of earlier answers.
 """
 
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
@@ -32,6 +33,7 @@ from scorepool.wire.request_fields import MAX_NUM_TOKENS, TemplateKwargs, Text
 MAX_ITEMS = 4096
 MAX_MESSAGES = 1024  # of a job
 LOGPROBS = "message.output_text.logprobs"
+_ANSWERED_ID = re.compile(r"(msg|rs|fc)_(?P<response>[0-9a-f]{32})_[0-9]{1,6}")  # as ResponseWriter gives them
 _field_name = map_field(
     {
         "json_schema": "text.format",
@@ -306,15 +308,15 @@ def to_request(body: ResponseRequest, timeout_s: int) -> wire.Generate:
 def to_messages(body: ResponseRequest) -> list[wire.Message]:
     """Translate instructions and items to messages.
 
-    The items of one answer come apart: its reasoning, its text and each of its calls. Templates want one message. Raise
-    wire.Invalid for more messages than a job may have.
+    The items of one answer come apart: its reasoning, its texts and each of its calls. Templates want one message.
+    Raise wire.Invalid for more messages than a job may have.
     """
     items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     messages = [] if body.instructions is None else [wire.Message(role="system", content=body.instructions)]
     answer: wire.Message | None = None  # the last message, while items may still belong to it
-    for item in items:
+    for number, item in enumerate(items):
         if item.type in ("reasoning", "function_call") or item.role == "assistant":
-            if answer is not None and _continues(answer, item):
+            if answer is not None and _continues(answer, items[number - 1], item):
                 messages.pop()
             else:
                 answer = wire.Message(role="assistant", content="")
@@ -334,25 +336,32 @@ def to_messages(body: ResponseRequest) -> list[wire.Message]:
     return messages
 
 
-def _continues(answer: wire.Message, item: InputItem) -> bool:
-    """True if the item follows what the answer has: reasoning comes first, then text, then calls."""
-    if item.type == "function_call":
+def _continues(answer: wire.Message, last: InputItem, item: InputItem) -> bool:
+    """True if the item is of the answer that has the item before it, `last`.
+
+    The ids that responses gave them say it. Without these, reasoning comes first, then text, then calls, and no other
+    answer begins before the calls have their outputs.
+    """
+    matches = [_ANSWERED_ID.fullmatch(each.id or "") for each in (last, item)]
+    if all(matches):
+        return len({match["response"] for match in matches if match}) == 1
+    if item.type == "function_call" or answer.tool_calls:
         return True
-    has_text = bool(answer.content or answer.tool_calls)
-    return not has_text and (item.type == "message" or answer.reasoning_content is None)
+    return not answer.content and (item.type == "message" or answer.reasoning_content is None)
 
 
 def _with_item(answer: wire.Message, item: InputItem) -> wire.Message:
     match item.type:
         case "reasoning":
-            return replace(answer, reasoning_content=_string(item.content or item.summary or "") or None)
+            reasoning = (answer.reasoning_content or "") + _string(item.content or item.summary or "")
+            return replace(answer, reasoning_content=reasoning or None)
         case "function_call":
             assert isinstance(item.arguments, dict)
             assert item.name is not None
             call = wire.ToolCall(id=item.call_id or "", name=item.name, arguments=item.arguments)
             return replace(answer, tool_calls=[*answer.tool_calls, call])
         case _:
-            return replace(answer, content=_string(item.content))
+            return replace(answer, content=answer.content + _string(item.content))
 
 
 def _has_images(content: str | Sequence[ContentPart] | None) -> bool:

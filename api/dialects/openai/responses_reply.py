@@ -1,6 +1,7 @@
 """Build the replies of `/v1/responses`, whole or as events. Pure.
 
-A whole response is what the events of one delta add up to, so both have the same items.
+A whole response is what its events add up to, so both have the same items: one for each run of tokens of one channel,
+in their order.
 """
 
 from collections.abc import Iterable
@@ -36,7 +37,8 @@ def to_response(
 ) -> ResponseObject:
     """Build the reply. `created` is in unix s."""
     writer = ResponseWriter(body, unique_id, created, is_kept=is_kept)
-    writer.add_delta(ChoiceStream(0).end(result.sequences[0]))
+    for delta in ChoiceStream(0).end_runs(result.sequences[0]):
+        writer.add_delta(delta)
     return writer.ended(result)
 
 
@@ -74,14 +76,11 @@ class ResponseWriter:
 
     def _deltas(self, event: StreamEvent) -> Iterable[Delta]:
         if isinstance(event, wire.TokenDelta):
-            if self._is_by_token:
-                return self._choice.add_each(event)
-            delta = self._choice.add(event)
-            return [] if delta is None else [delta]
+            return self._choice.add_each(event) if self._is_by_token else self._choice.add_runs(event)
         self._result = event.result
         assert event.result is not None
         [sequence] = event.result.sequences
-        return self._choice.end_each(sequence) if self._is_by_token else [self._choice.end(sequence)]
+        return self._choice.end_each(sequence) if self._is_by_token else self._choice.end_runs(sequence)
 
     def queued(self) -> list[object]:
         """Return the events of a response that is in the queue: with `is_by_token`, the first."""
@@ -121,7 +120,7 @@ class ResponseWriter:
         )
 
     def add_delta(self, delta: Delta) -> list[object]:
-        """Return the events of new tokens, and of the end of the answer with its last ones."""
+        """Return the events of new tokens of one channel, and of the end of the answer with its last ones."""
         events: list[object] = []
         if delta.reasoning:
             events += self._open(ReasoningItem) + self._add_reasoning(delta.reasoning)

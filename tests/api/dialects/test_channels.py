@@ -1,13 +1,20 @@
-"""A chat's answer from its tokens: the joined chunks of a stream equal the whole reply. No process, no model."""
+"""A chat's answer from its tokens: what a stream adds up to is the whole reply. No process, no model."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scorepool import wire
+from scorepool.api.dialects.anthropic.messages import MessagesRequest
+from scorepool.api.dialects.anthropic.reply import ContentBlock, MessageWriter, to_message
 from scorepool.api.dialects.openai.chat_reply import ChatChoice, ChatChoiceChunk
+from scorepool.api.dialects.openai.response_object import OutputItem
+from scorepool.api.dialects.openai.responses import ResponseRequest
+from scorepool.api.dialects.openai.responses_reply import ResponseWriter, to_response
 from tests.answered_chat import Run, joined
 from tests.chat_formats import COUNT, EOS, FORMATS, LOOK, chat_codec_of, ids_of
 
@@ -155,6 +162,77 @@ def test_a_stop_string_may_cut_a_call():
     assert_same(answered.whole, answered.chunks(answered.deltas))
 
 
+RESPONSE = wire.parse(b'{"model": "m", "input": "Go.", "include": ["message.output_text.logprobs"]}', ResponseRequest)
+MESSAGE = wire.parse(
+    b'{"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "Go."}]}', MessagesRequest
+)
+ID = "0" * 32
+
+
+def streamed_items(answered: Run, deltas: Sequence[wire.TokenDelta], *, is_by_token: bool = False) -> list[OutputItem]:
+    writer = ResponseWriter(RESPONSE, ID, 0, is_by_token=is_by_token)
+    for event in (*deltas, ended(answered)):
+        writer.add(event)
+    return writer.ended(answered.result).output
+
+
+def streamed_blocks(answered: Run, deltas: Sequence[wire.TokenDelta]) -> list[ContentBlock]:
+    writer = MessageWriter(MESSAGE, ID)
+    for event in (*deltas, ended(answered)):
+        writer.add(event)
+    return writer.ended(answered.result).content
+
+
+def ended(answered: Run) -> wire.Job:
+    return wire.Job(id=ID, kind="generate", model="m", status="finished", created_at=0.0, result=answered.result)
+
+
+def assert_same_items(answered: Run, deltas: Sequence[wire.TokenDelta]) -> None:
+    items = to_response(RESPONSE, answered.result, ID, 0).output
+    assert streamed_items(answered, deltas) == streamed_items(answered, deltas, is_by_token=True) == items
+    assert streamed_blocks(answered, deltas) == to_message(MESSAGE, answered.result, ID).content
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kinds"),
+    [
+        (
+            "harmony",
+            "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>commentary<|message|>B<|end|>"
+            "<|start|>assistant<|channel|>analysis<|message|>C<|end|><|start|>assistant" + FORMATS["harmony"].look,
+            ["reasoning", "message", "reasoning", "function_call"],
+        ),
+        ("json_tools", FORMATS["json_tools"].look + "B" + EOS, ["function_call", "message"]),
+        (
+            "json_tools",
+            f"<think>A</think>B{FORMATS['json_tools'].look}C",
+            ["reasoning", "message", "function_call", "message"],
+        ),
+    ],
+)
+def test_items_and_blocks_have_the_order_of_the_tokens(name: str, text: str, kinds: list[str]):
+    answered = run(name, text)
+
+    output = to_response(RESPONSE, answered.result, ID, 0).output
+
+    blocks = {"reasoning": "thinking", "message": "text", "function_call": "tool_use"}
+    assert [item.__struct_config__.tag for item in output] == kinds
+    content = to_message(MESSAGE, answered.result, ID).content
+    assert [block.__struct_config__.tag for block in content] == [blocks[kind] for kind in kinds]
+    for deltas in (answered.deltas, answered.deltas[:3], []):
+        assert_same_items(answered, deltas)
+
+
+def test_a_character_that_stays_unfinished_ends_the_answer():
+    half = ids_of("json_tools", "🙂")[:2]
+    token_ids = [*ids_of("json_tools", "<think>A"), *half, *ids_of("json_tools", "</think>B"), *half]
+    answered = Run(chat_codec_of("json_tools"), token_ids)
+
+    for deltas in (answered.deltas, answered.deltas[:3], []):
+        assert_same_items(answered, deltas)
+        assert_same(answered.whole, answered.chunks(deltas))
+
+
 @st.composite
 def answers(draw: st.DrawFn) -> dict[str, Any]:
     """Draw tokens of a format in any order: markers, parts of calls, whole calls, halves of characters, end tokens."""
@@ -203,6 +281,7 @@ def test_joined_chunks_equal_the_whole_answer(answer: dict[str, Any], data: st.D
     assert_same(whole, answered.chunks(answered.pieces(data.draw)))
     kept = [delta for delta in answered.deltas if data.draw(st.booleans())]
     assert_same(whole, answered.chunks([*kept, *answered.deltas[:2]]))
+    assert_same_items(answered, kept)
 
     entries = whole.logprobs.content
     assert len(entries) == answered.result.usage.completion_tokens

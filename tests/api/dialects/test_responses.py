@@ -259,6 +259,36 @@ MESSAGES = [
 ]
 
 
+def answered_item(kind: str, item_id: str | None, text: str = "") -> dict[str, Any]:
+    """Return an item of an answer, as a client sends it back."""
+    if kind == "function_call":
+        return CALL | {"id": item_id}
+    content = [{"type": "reasoning_text" if kind == "reasoning" else "output_text", "text": text}]
+    role = {"role": "assistant"} if kind == "message" else {}
+    return {"type": kind, "id": item_id, "content": content} | role
+
+
+def messages_of(*items: dict[str, Any]) -> list[tuple[str | None, str, int]]:
+    """Return the reasoning, the content and the number of calls of each message."""
+    body = wire.parse(json.dumps({"model": "m", "input": items}).encode(), ResponseRequest)
+    return [(each.reasoning_content, each.content, len(each.tool_calls)) for each in responses.to_messages(body)]
+
+
+def test_the_items_of_one_answer_become_one_message_in_whatever_order():
+    one, other = (f"{digit * 32}_" for digit in "01")
+    output = {"type": "function_call_output", "call_id": "c1", "output": "Yes."}
+    parts = [answered_item("reasoning", f"rs_{one}0", "A"), answered_item("message", f"msg_{one}1", "B")]
+    again = [answered_item("reasoning", f"rs_{one}2", "C"), answered_item("function_call", f"fc_{one}3")]
+    following = [answered_item("reasoning", f"rs_{other}0", "D"), answered_item("message", f"msg_{other}1", "E")]
+
+    assert messages_of(*parts, *again, output) == [("AC", "B", 1), (None, "Yes.", 0)]
+    assert messages_of(*parts, *following) == [("A", "B", 0), ("D", "E", 0)]
+    assert messages_of(answered_item("function_call", None), answered_item("message", None, "B"), output) == [
+        (None, "B", 1),
+        (None, "Yes.", 0),
+    ]
+
+
 def test_items_become_the_job_that_the_same_chat_becomes():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     common = {

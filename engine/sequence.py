@@ -350,8 +350,8 @@ class Sequence:
 
     @property
     def has_begun(self) -> bool:
-        """True if a part of it was computed, or is in flight."""
-        return self.num_computed > 0 or self.num_generated > 0
+        """True if a part of it was computed, or is in flight, or if its values were taken from elsewhere."""
+        return self.num_computed > 0 or self.num_generated > 0 or self.model_info is not None
 
     def restart(self) -> None:
         """Drop everything that was computed, so that the sequence can be added again. Its noise stays the same."""

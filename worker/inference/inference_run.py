@@ -247,9 +247,7 @@ class InferenceRun:
         """True if a part of it has been computed."""
         if self._group is not None and not self.ended.done():
             return self._group.has_begun()
-        return self.ended.done() or any(
-            sequence.num_computed or sequence.num_generated or sequence.columns.logprobs for sequence in self._sequences
-        )
+        return self.ended.done() or any(sequence.has_begun for sequence in self._sequences)
 
     def cancel(self) -> None:
         with self._lock:

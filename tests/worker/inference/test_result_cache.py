@@ -489,6 +489,21 @@ def test_a_group_has_begun_when_what_it_waits_for_has(held: HeldEngine, open_cac
     assert second.has_begun()
 
 
+def test_a_group_has_begun_when_redis_has_a_part_of_it_and_not_when_the_engine_takes_it(
+    held: HeldEngine, open_cache: Callable[..., ResultCache], redis: Redis
+):
+    cache = open_cache(held)
+    first = cache.add([scored(score_from=0)], "alice", None)
+    until(lambda: len(held.added) == 1)
+    first.sequences[0].append_unpredicted()  # as the engine does at once
+    assert not first.has_begun()
+    held.finish(0)
+    until_written(redis, 1)
+    second = cache.add([scored(score_from=0), scored(rank=True)], "alice", None)
+    until(lambda: len(held.added) == 2)
+    assert second.has_begun()
+
+
 def test_a_sequence_is_known_until_redis_has_it(held: HeldEngine, open_cache: Callable[..., ResultCache]):
     cache = open_cache(held)
     first = cache.add([scored()], "alice", None)

@@ -156,6 +156,18 @@ def test_canceling_at_any_moment_leaves_nothing_running(runner: InferenceRunner,
     assert all(added.cancelled() for added in engine.added)
 
 
+def test_a_job_has_begun_when_a_part_of_it_is_computed_and_not_when_the_engine_takes_it(
+    runner: InferenceRunner, engine: RecordingEngine
+):
+    pending = send(runner, "text")
+    wait_for_tokenizer(runner)
+    [sequence] = engine.sequences
+    sequence.append_unpredicted()  # as the engine does at once if all tokens are scored
+    assert not pending.has_begun()
+    sequence.num_computed = 3
+    assert pending.has_begun()
+
+
 def test_a_dead_engine_ends_the_process_and_not_the_tokenizer_thread(runner: InferenceRunner, engine: RecordingEngine):
     engine.error = EngineDeadError("the engine failed")
     with pytest.raises(FatalError):

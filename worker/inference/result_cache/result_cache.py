@@ -41,9 +41,7 @@ class CachedGroup:
 
     def has_begun(self) -> bool:
         """True if a part of what it needs has been computed."""
-        return self.future.done() or any(
-            one.num_computed or one.num_generated or one.columns.logprobs for one in (*self.sequences, *self.waits_for)
-        )
+        return self.future.done() or any(one.has_begun for one in (*self.sequences, *self.waits_for))
 
 
 Portion = tuple[CachedGroup, list[Sequence], dict[bytes, Sequence]]  # to compute; of the kept ones also by digest

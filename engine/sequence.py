@@ -218,6 +218,7 @@ class Sequence:
 
     # Internal state of the engine.
     kept: list[int] | None = field(init=False, default=None)  # positions of the prompt that are computed; None: all
+    is_read_by_draft: bool = field(init=False, default=False)  # or was: the draft model says which tokens are kept
     adapter: Adapter | None = field(
         init=False, default=None
     )  # what `adapter_name` stood for when the engine took the sequence
@@ -350,8 +351,12 @@ class Sequence:
 
     @property
     def has_begun(self) -> bool:
-        """True if a part of it was computed, or is in flight, or if its values were taken from elsewhere."""
-        return self.num_computed > 0 or self.num_generated > 0 or self.model_info is not None
+        """True if a part of it was computed, or is in flight, or if its values were taken from elsewhere.
+
+        A part of it is also a prefix that it shares, and what the draft model reads to choose its kept tokens.
+        """
+        is_computed = self.num_computed > 0 or self.num_generated > 0 or self.num_prefix_computed > 0
+        return is_computed or self.is_read_by_draft or self.model_info is not None
 
     def restart(self) -> None:
         """Drop everything that was computed, so that the sequence can be added again. Its noise stays the same."""
@@ -362,6 +367,7 @@ class Sequence:
         self.model_info = self.embedding = self.pooled_sum = self.kept = None
         self.num_proposed = self.num_accepted = self.num_computed = self.num_pauses = 0
         self.num_cached = self.num_prefix_computed = 0
+        self.is_read_by_draft = False
         self.held_up_s = 0.0
         self.text = bytearray()
         if self.constraint is not None:

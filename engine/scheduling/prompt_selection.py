@@ -65,14 +65,16 @@ class PromptSelection:
             raise RuntimeError("no draft model is loaded that can say which tokens matter")
         if self._current is None:
             self._current, self._run = current, scorer.begin(current.token_ids)
+        equal = self._find_equal(current)
+        for sequence in equal:
+            sequence.is_read_by_draft = True
         scores = scorer.advance(self._run)
         if scores is None:
             return []
-        done = self._find_equal(current)
-        self.remove(done)
-        for sequence in done:
+        self.remove(equal)
+        for sequence in equal:
             sequence.kept = choose_kept(scores, sequence.keep_pct or 0)
-        return done
+        return equal
 
     def _find_equal(self, sequence: Sequence) -> list[Sequence]:
         """Return the sequences that wait with the same prompt."""

@@ -12,9 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from scorepool.engine import DraftContextExceeded, Engine, InvalidRequest, Sampling, Sequence
+from scorepool.engine.core import EngineCore
 from scorepool.engine.model.backbone import split_model
 from scorepool.engine.model.load import load_checked
 from scorepool.engine.model.prompt_scorer import WINDOW, PromptScorer
+from tests.engine.between_steps import add, cancel, drive
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.engine.test_late_constraints import LateConstraint
 from tests.tiny_tokenizer import BOS
@@ -123,6 +125,20 @@ def test_a_row_with_gaps_can_be_paused(sparse_engine: Callable[[str], Engine], o
     assert one.num_pauses > 0
     assert_equals_kept_tokens(one, oracle_of("llama"))
     assert_equals_kept_tokens(other, oracle_of("llama"))
+
+
+def test_a_row_has_begun_when_the_draft_model_reads_its_prompt(sparse_engine: Callable[[str], Engine]):
+    def read(core: EngineCore) -> list[list[bool]]:
+        rows = [sequence(30, seed=seed, length=500) for seed in (11, 12, 11)]
+        groups = [add(core, row) for row in rows]
+        seen = [[group.has_begun for group in groups]]
+        core.step()  # the first of two chunks
+        seen.append([group.has_begun for group in groups])
+        assert not any(row.kept or row.num_computed for row in rows)
+        cancel(core, *groups)
+        return seen
+
+    assert drive(sparse_engine("llama"), read) == [[False] * 3, [True, False, True]]
 
 
 def test_rows_that_are_canceled_while_their_prompt_is_read_leave_nothing(sparse_engine: Callable[[str], Engine]):

@@ -171,6 +171,18 @@ def test_a_prompt_longer_than_a_step_is_shared_too():
     assert sum(slice_.num_tokens for slices in steps for slice_ in slices) == 95
 
 
+def test_a_sequence_has_begun_when_the_prompt_that_it_shares_has():
+    prompt = list(range(95))
+    sequences = [asking(prompt, [7]), asking(prompt, [8])]
+    scheduler = scheduler_of(sequences, budget=40)
+    assert not any(sequence.has_begun for sequence in sequences)
+
+    [chunk] = prefills(step(scheduler)[0])
+
+    assert chunk.sequence not in sequences
+    assert [sequence.has_begun for sequence in sequences] == [True, False]  # it is computed for the first
+
+
 class ManyFiles:
     """A store of prompts, which counts what it loads."""
 

@@ -370,8 +370,7 @@ class EngineCore:
             error.index = group.sequences.index(sequence)
             if sequence.fails_alone:
                 sequence.error = error
-                self.scheduler.remove([sequence])
-                self.runner.release([sequence])
+                self.runner.release(self.scheduler.remove([sequence]))
                 return
             self._forget(group.sequences)
             group.fail(error)
@@ -389,9 +388,8 @@ class EngineCore:
         """Remove sequences from the batch."""
         if not sequences:
             return
-        self.scheduler.remove(sequences)
         self._selection.remove(sequences)
-        self.runner.release(sequences)
+        self.runner.release(self.scheduler.remove(sequences))
         for sequence in sequences:
             self._groups.pop(sequence, None)
         self.drop_unused_adapters()

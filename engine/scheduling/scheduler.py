@@ -89,17 +89,24 @@ class Scheduler:
             if self.prefix_cache and sequence.kept is None:  # the caches of others hold every token
                 self.prefix_cache.add(sequence)
 
-    def remove(self, sequences: Iterable[Sequence]) -> None:
-        """Remove sequences, whatever their state. One that is not here is ignored."""
-        gone = set(sequences)
+    def remove(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Remove sequences, whatever their state. One that is not here is ignored.
+
+        Return those whose caches nobody needs any more: these, and the internal one of a prefix that none waits for.
+        """
+        gone = dict.fromkeys(sequences)
         for sequence in gone:
             self._stop_waiting(sequence)
             self.paused.pop(sequence, None)
-        if self.chunked_prefill is not None and self.chunked_prefill.sequence in gone:
-            self.chunked_prefill = None
+        if chunked := self.chunked_prefill:
+            if chunked.fills_prefix is not None and not chunked.fills_prefix.num_waiting:
+                gone[chunked.sequence] = None
+            if chunked.sequence in gone:
+                self.chunked_prefill = None
         self.decoding = [sequence for sequence in self.decoding if sequence not in gone]
         if self.speculator:
             self.speculator.forget(gone)
+        return list(gone)
 
     def schedule(self, may_propose: bool = False) -> SchedulerOutput:
         """Choose the slices of the next step, and advance their sequences as if it had run.
@@ -131,7 +138,7 @@ class Scheduler:
             self.paused |= late
 
     def commit(self, results: list[SliceResult]) -> list[Sequence]:
-        """Take back the proposed tokens that were rejected. Remove and return the sequences that are done."""
+        """Take back the proposed tokens that were rejected. Remove and return those that are done, see `remove`."""
         done: list[Sequence] = []
         for result in results:
             sequence = result.slice.sequence
@@ -143,9 +150,7 @@ class Scheduler:
         if self.speculator and results:
             decoding = set(self.decoding)
             self.speculator.observe(result for result in results if result.slice.sequence in decoding)
-        if done:
-            self.remove(done)  # a stop string ends a sequence that was scheduled again since
-        return done
+        return self.remove(done) if done else []  # a stop string ends a sequence that was scheduled again since
 
     @property
     def _max_decode_tokens(self) -> int:

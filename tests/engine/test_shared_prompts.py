@@ -9,12 +9,14 @@ import pytest
 from mlx_lm.utils import load_model
 
 from scorepool.engine import Engine, Sampling, Sequence
+from scorepool.engine.core import EngineCore
 from scorepool.engine.model import runner
 from scorepool.engine.model.backbone import split_model
 from scorepool.engine.model.config import read_config
 from scorepool.engine.model.padded_batch import PaddedBatch
 from scorepool.engine.scheduling.prefix_cache import Prefix
 from scorepool.engine.scheduling.slice import SchedulerOutput, Slice
+from tests.engine.between_steps import add, cancel, drive
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_models import SLIDING_WINDOW, VOCAB_SIZE, TinyModels
 from tests.tiny_tokenizer import BOS
@@ -123,6 +125,24 @@ def test_n_completions_are_sampled_from_one_prefill(engine: Engine, computed: li
     engine.add([Sequence(token_ids=list(prompt), sampling=Sampling(max_tokens=3, seed=i)) for i in range(8)]).result(60)
 
     assert sum(computed) == 101
+
+
+def test_a_canceled_prompt_of_several_rows_leaves_no_cache_and_no_work(engine_of: Callable[..., Engine]):
+    prompt = [3 + 5 * number % 389 for number in range(480)]
+
+    def begin_and_cancel(core: EngineCore) -> int:
+        before = core.stats.prompt_tokens
+        group = add(core, *(Sequence(token_ids=list(prompt), sampling=Sampling(max_tokens=4)) for _ in range(2)))
+        for _ in range(3):
+            core.step()
+        assert core.scheduler.chunked_prefill is not None
+        cancel(core, group)
+        core.drain()
+        assert not core.is_busy
+        assert not core.runner.batch._chunked
+        return core.stats.prompt_tokens - before
+
+    assert drive(engine_of("llama", max_batch_tokens=16), begin_and_cancel) == 3 * 16
 
 
 @pytest.mark.parametrize("name", ["gemma3", "granitehybrid", "lfm2", "qwen3_next"])

@@ -378,6 +378,19 @@ def test_removed_sequences_are_scheduled_no_more():
     assert not scheduler.has_work
 
 
+def test_a_shared_prompt_is_computed_no_further_when_all_that_wait_for_it_are_removed():
+    prompt = list(range(95))
+    first, second, long = asking(prompt, [7]), asking(prompt, [8]), scored(50)
+    scheduler = scheduler_of([first, second, long], budget=40)
+    [chunk] = prefills(step(scheduler)[0])
+
+    assert scheduler.remove([first]) == [first]
+    assert scheduler.chunked_prefill is not None  # the second waits for it
+    assert scheduler.remove([second]) == [second, chunk.sequence]
+
+    assert [slice_.sequence for slice_ in prefills(step(scheduler)[0])] == [long]
+
+
 def test_proposed_tokens_that_are_rejected_are_computed_again():
     sequence = generating(3, max_tokens=50)
     scheduler = scheduler_of([sequence])

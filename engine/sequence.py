@@ -350,6 +350,11 @@ class Sequence:
         return self.score_from is not None and len(self.columns) == self.num_input_tokens - self.score_from
 
     @property
+    def constraint_error(self) -> str | None:
+        """Why its constraint let no token follow: then it ended there, with an end token."""
+        return None if self.constraint is None else self.constraint.error
+
+    @property
     def has_begun(self) -> bool:
         """True if a part of it was computed, or is in flight, or if its values were taken from elsewhere.
 

@@ -16,8 +16,8 @@ def about(prepared: PreparedSequence, first: int) -> dict[str, object]:
     Raises JobError if the grammar of the answer failed.
     """
     sequence, num_prompt_tokens = prepared.sequence, prepared.num_prompt_tokens
-    if sequence.constraint is not None and sequence.constraint.error is not None:
-        raise JobError(wire.Failure(code="invalid", message=f"the answer's grammar: {sequence.constraint.error}"))
+    if sequence.constraint_error is not None:
+        raise JobError(wire.Failure(code="invalid", message=f"the answer's grammar: {sequence.constraint_error}"))
     stop_reason = sequence.stop_reason
     return {
         "num_prompt_tokens": num_prompt_tokens,

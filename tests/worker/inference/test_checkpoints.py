@@ -29,6 +29,7 @@ from scorepool.worker.inference.run_inference import InferenceRunner
 from scorepool.worker.inference.token_publisher import TokenPublisher
 from scorepool.worker.inference.translate import to_sequences
 from scorepool.worker.rq.job import Job, Queue
+from tests.engine.test_late_constraints import LateConstraint
 from tests.tiny_models import TinyModels
 from tests.worker.conftest import MODEL, submit, until
 from tests.worker.fake import FakeEngine, finish
@@ -93,6 +94,14 @@ def test_a_row_equals_the_computed_one_to_the_bit(engine: Engine, sequence: Sequ
     changed = copy_unbegun(sequence)
     changed.token_ids[0] += 1
     assert not fill_from_row(changed, row, identity, info)
+
+
+def test_a_row_whose_grammar_failed_is_not_finished(engine: Engine):
+    row = Sequence(token_ids=list(TOKENS), sampling=Sampling(max_tokens=6), constraint=LateConstraint(0, 1))
+    engine.add([row]).result(60)
+    assert is_finished(row)
+    row.constraint.error = "the parser needs too much memory"
+    assert not is_finished(row)
 
 
 def test_a_classified_row_comes_back_with_its_logits():

@@ -44,8 +44,9 @@ def digest_of(identity: bytes, sequence: Sequence) -> bytes:
 
 
 def is_finished(sequence: Sequence) -> bool:
-    """True if the engine has computed the whole row."""
-    return sequence.is_done and sequence.error is None and sequence.num_computed > 0
+    """True if the engine has computed the whole row, and the job does not fail for it."""
+    is_computed = sequence.is_done and sequence.num_computed > 0
+    return is_computed and sequence.error is None and sequence.constraint_error is None
 
 
 def to_row(index: int, identity: bytes, sequence: Sequence) -> CheckpointRow:

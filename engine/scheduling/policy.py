@@ -6,10 +6,11 @@ cache waits only for sequences that come before it.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import partial
 
-from scorepool.engine.scheduling.kv_budget import KVBudget
+from scorepool.engine.scheduling.kv_budget import KVBudget, KVUsage
 from scorepool.engine.scheduling.slice import Slice
 from scorepool.engine.sequence import Sequence, Share
 
@@ -21,18 +22,23 @@ class _Room:
     """The room for KV caches in one step. What one sequence waits for, no later one takes."""
 
     budget: KVBudget
+    usage: KVUsage = field(default_factory=KVUsage)  # of the running sequences
     lacks_rows: bool = False
     lacks_memory: bool = False
 
-    def has(self, running: list[Sequence], sequence: Sequence) -> bool:
+    def has(self, sequence: Sequence) -> bool:
         """True if a sequence fits beside the running ones. One that does not generate needs no row of the batch."""
         needs_row = sequence.sampling is not None
         if self.lacks_memory or (needs_row and self.lacks_rows):
             return False
-        together = [*running, sequence]
+        together = self.usage.with_sequence(sequence)
         self.lacks_memory = not self.budget.has_memory(together)
         self.lacks_rows = self.lacks_rows or not self.budget.has_rows(together)
         return not (self.lacks_memory or (needs_row and self.lacks_rows))
+
+    def take(self, sequence: Sequence) -> None:
+        """Count a sequence that runs."""
+        self.usage = self.usage.with_sequence(sequence)
 
 
 class PrefillPolicy:
@@ -43,7 +49,7 @@ class PrefillPolicy:
         step_tokens: int,
         free_tokens: int,
         kv_budget: KVBudget,
-        running: list[Sequence],
+        running: Iterable[Sequence],
         may_chunk: bool,
         has_several_shares: bool = False,
     ) -> None:
@@ -57,12 +63,13 @@ class PrefillPolicy:
         """
         self._step_tokens = step_tokens
         self._free_tokens = free_tokens
-        self._running = running
         self._may_chunk = may_chunk
         self._room = _Room(kv_budget)
         self._rooms_of_shares: defaultdict[Share, _Room] | None = None
         if has_several_shares:
             self._rooms_of_shares = defaultdict(partial(_Room, kv_budget.of_one_share))
+        for sequence in running:
+            self._take_room(sequence)
         self._num_passed_over = 0
 
     @property
@@ -75,11 +82,9 @@ class PrefillPolicy:
 
         A sequence of a share that has taken its part waits alone: those of other shares pass it.
         """
-        if self._rooms_of_shares is not None:
-            own = [running for running in self._running if running.share == sequence.share]
-            if not self._rooms_of_shares[sequence.share].has(own, sequence):
-                return False
-        return self._room.has(self._running, sequence)
+        if self._rooms_of_shares is not None and not self._rooms_of_shares[sequence.share].has(sequence):
+            return False
+        return self._room.has(sequence)
 
     def has_tokens(self, num_tokens: int) -> bool:
         """True if a prefill of so many tokens may begin in this step, as a chunk if it is longer than a step."""
@@ -102,5 +107,10 @@ class PrefillPolicy:
         self._free_tokens -= admitted.num_tokens
         self._may_chunk = False
         if prefill.sequence.sampling:
-            self._running.append(prefill.sequence)
+            self._take_room(prefill.sequence)
         return admitted
+
+    def _take_room(self, sequence: Sequence) -> None:
+        self._room.take(sequence)
+        if self._rooms_of_shares is not None:
+            self._rooms_of_shares[sequence.share].take(sequence)

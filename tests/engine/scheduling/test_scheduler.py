@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorepool.engine.scheduling.kv_budget import KVBudget
+from scorepool.engine.scheduling.kv_budget import KVBudget, KVUsage
 from scorepool.engine.scheduling.packing import MAX_PADDING, MIN_FORWARD_TOKENS
 from scorepool.engine.scheduling.prefix_cache import Prefix, PrefixCache
 from scorepool.engine.scheduling.scheduler import Scheduler
@@ -353,12 +353,12 @@ def test_a_long_prompt_to_score_does_not_take_the_memory_that_an_earlier_sequenc
 def test_sequences_that_wait_for_room_are_not_checked_one_by_one(monkeypatch: pytest.MonkeyPatch):
     scheduler = scheduler_of([generating(3, max_tokens=50) for _ in range(1000)], max_running=4)
     step(scheduler)
-    checked: list[list[Sequence]] = []
+    checked: list[KVUsage] = []
     has_memory = KVBudget.has_memory
 
-    def check(self: KVBudget, sequences: list[Sequence]) -> bool:
-        checked.append(sequences)
-        return has_memory(self, sequences)
+    def check(self: KVBudget, usage: KVUsage) -> bool:
+        checked.append(usage)
+        return has_memory(self, usage)
 
     monkeypatch.setattr(KVBudget, "has_memory", check)
 

@@ -109,6 +109,31 @@ def test_a_share_that_is_alone_fills_all_rows():
     assert len(scheduler.decoding) == 32
 
 
+def test_rows_that_wait_are_not_compared_with_those_that_run(monkeypatch: pytest.MonkeyPatch):
+    scheduler = scheduler_of(
+        *[
+            Sequence(token_ids=[0] * 5, sampling=Sampling(max_tokens=1000), share=share)
+            for _ in range(500)
+            for share in (ALICE, BOB)
+        ],
+        max_running=16,
+    )
+    for _ in range(5):
+        scheduler.schedule()
+    assert Counter(sequence.share for sequence in scheduler.decoding) == {ALICE: 8, BOB: 8}  # no share has its most
+    num_compared = 0
+    equals = Share.__eq__
+
+    def count(one: Share, other: object) -> bool:
+        nonlocal num_compared
+        num_compared += 1
+        return equals(one, other)
+
+    monkeypatch.setattr(Share, "__eq__", count)
+    scheduler.schedule()
+    assert num_compared < 984  # that wait
+
+
 @pytest.mark.parametrize("weight", [1, 3])
 def test_shares_that_always_wait_get_tokens_in_proportion_to_their_weights(weight: int):
     heavy = Share("heavy", weight)

@@ -349,20 +349,17 @@ class EngineCore:
     def _record_cost(self, step: InFlightStep, waits_from: float) -> None:
         """Tell the scheduler how long a step took that was just read, and from when on it was waited for."""
         now = time.monotonic()
-        has_selected, self._has_selected = self._has_selected, False
-        if has_selected:  # the draft model has taken a part of the time
-            self._read_at = now
-            return
-        if step.output.decodes and self.scheduler.speculator:
-            seconds = step.launched_at - step.began_at + now - waits_from  # without the launch of the step after it
-            self.scheduler.speculator.record_cost(step.output, seconds)
-        seconds = now - max(step.began_at, self._read_at)
-        if step.output.decodes:
-            num_next = self._launched.output.num_prefilled if self._launched else 0
-            self.scheduler.pace.record(step.output.num_prefilled, seconds, num_next)
-        elif step.output.num_prefilled:
-            self.scheduler.pace.record_prefill(step.output.num_prefilled, seconds)
+        output, pace, seconds = step.output, self.scheduler.pace, now - max(step.began_at, self._read_at)
         self._read_at = now
+        has_selected, self._has_selected = self._has_selected, False  # then the draft model took a part of the time
+        if output.decodes:
+            num_next = self._launched.output.num_prefilled if self._launched else 0
+            pace.record(output.num_prefilled, None if has_selected else seconds, num_next)
+        elif output.num_prefilled and not has_selected:
+            pace.record_prefill(output.num_prefilled, seconds)
+        if output.decodes and self.scheduler.speculator and not has_selected:
+            seconds = step.launched_at - step.began_at + now - waits_from  # without the launch of the step after it
+            self.scheduler.speculator.record_cost(output, seconds)
 
     def _fail(self, sequence: Sequence, error: EngineError) -> None:
         """End a sequence that cannot continue, with its group unless it fails alone. It may have ended already."""

@@ -57,13 +57,17 @@ class PrefillPace:
         self._prefill_s = _average(self._prefill_s, seconds, _MAX_OUTLIER)
         self._prefill_tokens = _average(self._prefill_tokens or None, num_prefilled)
 
-    def record(self, num_prefilled: int, seconds: float, num_prefilled_next: int) -> None:
-        """Add a step with decoding rows, and the prompt tokens of the step that was launched meanwhile."""
-        if num_prefilled or num_prefilled_next or self._num_decode == 0:
+    def record(self, num_prefilled: int, seconds: float | None, num_prefilled_next: int) -> None:
+        """Add a step with decoding rows, and the prompt tokens of the step that was launched meanwhile.
+
+        Without `seconds`, because other work took a part of the time, it counts as a step and not in the averages.
+        """
+        is_mixed = bool(num_prefilled or num_prefilled_next or self._num_decode == 0)
+        self._num_mixed += is_mixed
+        if seconds is not None and is_mixed:
             self._mixed_s = _average(self._mixed_s, seconds, _MAX_OUTLIER)
             self._mixed_tokens = _average(self._mixed_tokens or None, num_prefilled)
-            self._num_mixed += 1
-        else:
+        elif seconds is not None:
             self._decode_s = _average(self._decode_s, seconds, _MAX_OUTLIER)
         self._num_decode = 0 if num_prefilled else self._num_decode + 1
         if self._num_decode >= _NUM_DECODE_STEPS:

@@ -141,6 +141,30 @@ def test_a_row_has_begun_when_the_draft_model_reads_its_prompt(sparse_engine: Ca
     assert drive(sparse_engine("llama"), read) == [[False] * 3, [True, False, True]]
 
 
+def test_prompts_go_on_beside_decoding_rows_while_the_draft_model_reads_others(
+    engine_of: Callable[..., Engine], folder_of: Callable[[str], Path]
+):
+    def compute_beside(core: EngineCore) -> int:
+        row = Sequence(token_ids=prompt(5), sampling=Sampling(max_tokens=500, ignore_eos=True), speculation="off")
+        groups = [add(core, row)]
+        core.step()
+        while core.scheduler.pace.max_tokens:  # until some steps are to decode only, so that their cost is known
+            assert row.num_generated < 400
+            groups.append(add(core, Sequence(token_ids=prompt(256, seed=len(groups)), score_from=250)))
+            core.step()
+        groups.append(add(core, *(sequence(30, seed=seed, length=500) for seed in range(1000, 1020))))
+        before = core.stats.prompt_tokens
+        for _ in range(30):
+            core.step()
+        assert not row.is_done
+        cancel(core, *groups)
+        return core.stats.prompt_tokens - before
+
+    draft = str(folder_of("llama"))
+    engine = engine_of("llama", speculation="draft", draft=draft, max_batch_tokens=256, prefill_ms=1)
+    assert drive(engine, compute_beside) > 20 * 32
+
+
 def test_rows_that_are_canceled_while_their_prompt_is_read_leave_nothing(sparse_engine: Callable[[str], Engine]):
     engine = sparse_engine("llama")
     canceled = [engine.add([sequence(30, seed=8, length=500)]) for _ in range(3)]

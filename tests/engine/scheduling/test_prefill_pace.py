@@ -52,6 +52,18 @@ def test_the_pace_follows_a_machine_that_becomes_slower():
     assert 90 <= max(simulate(pace, 0.04, 0.002, 5)) <= 170
 
 
+def test_steps_of_unknown_time_change_no_estimate_and_do_not_stop_prefill():
+    pace = PrefillPace(0.25, FIRST_TOKENS)
+    simulate(pace, 0.02, 0.001, 200)
+    before = max(simulate(pace, 0.02, 0.001, 5))
+    launched = [0]
+    for _ in range(300):
+        launched.append(pace.max_tokens)
+        pace.record(launched[-2], None, launched[-1])
+    assert {*launched} == {0, before}
+    assert launched.count(0) < 20
+
+
 def test_one_slow_step_changes_little():
     pace = PrefillPace(0.25, FIRST_TOKENS)
     simulate(pace, 0.02, 0.001, 200)

@@ -308,8 +308,9 @@ class EngineCore:
     def _launch(self, output: SchedulerOutput, began_at: float) -> InFlightStep | None:
         if output.is_empty:
             return None
-        self.stats = self.stats.after(output, self.scheduler.max_batch_tokens, self.scheduler.kv_budget.max_running)
         launched, paused = self.runner.launch(output)
+        limits = self.scheduler.max_batch_tokens, self.scheduler.kv_budget.max_running
+        self.stats = self.stats.after(output, len(paused), *limits)
         self.scheduler.pause(paused)
         self.runner.release([sequence for sequence in output.leaving if sequence not in paused])
         return InFlightStep(output, launched, began_at, time.monotonic())

@@ -22,9 +22,15 @@ class EngineStats:
     prefixes: PrefixStats = field(default_factory=PrefixStats)  # set by engine.py, as busy_s is
     fill: float = 0.0  # how full a step was, 0 to 1, added up over all steps
 
-    def after(self, output: SchedulerOutput, max_batch_tokens: int, max_running_rows: int) -> "EngineStats":
-        """Return the counters with one step more. A step is full at its limit of tokens or of decoding sequences."""
-        prompt = cached = scored = generated = rows = decoding = 0
+    def after(
+        self, output: SchedulerOutput, num_paused: int, max_batch_tokens: int, max_running_rows: int
+    ) -> "EngineStats":
+        """Return the counters with one step more, in which some sequences were paused in place of being sampled from.
+
+        A step is full at its limit of tokens or of decoding sequences.
+        """
+        prompt = cached = scored = rows = decoding = 0
+        generated = -num_paused
         for slice_ in output.slices:
             samples = slice_.sequence.sampling is not None and slice_.end >= slice_.sequence.num_prefill
             generated += samples

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from scorepool.engine import Engine, EngineStats, Sampling, Sequence
+from tests.engine.test_late_constraints import LateConstraint
 
 
 @pytest.fixture
@@ -28,6 +29,18 @@ def test_tokens_are_counted_by_kind(engine: Engine):
     assert counts(engine.stats) == (39, 0, 5 + 6, 7 + 3)
     assert engine.stats.steps >= 11
     assert engine.stats.busy_s > 0
+
+
+def test_a_token_whose_constraint_is_late_is_counted_when_it_is_sampled(engine: Engine):
+    late = Sequence(
+        token_ids=[*range(1, 21)],
+        score_from=15,
+        sampling=Sampling(max_tokens=12, ignore_eos=True),
+        constraint=LateConstraint(7, 6),
+    )
+    engine.add([late]).result(60)
+    assert late.num_pauses > 0
+    assert counts(engine.stats) == (20, 0, 5, 12)
 
 
 def test_a_shared_prefix_is_computed_once_and_counted_as_cached(engine: Engine):

@@ -70,28 +70,40 @@ def _packed_arrays(packed: PackedColumns) -> dict[str, Array]:
     for name, column in packed.columns():
         flat: Array = np.frombuffer(column, "<i4" if name in INT_COLUMNS else "<f4")
         is_matrix = name in _MATRICES
-        arrays[name] = flat.reshape(-1, packed.width(name)) if is_matrix else flat
+        arrays[name] = flat.reshape(sum(packed.lengths), packed.width(name)) if is_matrix else flat
     return arrays
 
 
 def _unpacked_arrays(sequences: Sequence[StreamedColumns]) -> dict[str, Array]:
-    """Return what `_packed_arrays` returns, of sequences that have their columns."""
-    arrays: dict[str, Array] = {"lengths": np.array([len(each.token_ids) for each in sequences], np.int64)}
+    """Return what `_packed_arrays` returns, of sequences that have their columns.
+
+    The rows of a sequence that lacks a column of the others, such as an item that failed, are missing values.
+    """
+    lengths = [len(each.token_ids) for each in sequences]
+    arrays: dict[str, Array] = {"lengths": np.array(lengths, np.int64)}
     by_sequence = [numpy_columns(each) for each in sequences]
     names = [name for name in (*_VECTORS, *_MATRICES) if name != "recomputed_logprobs"]
     for name in names:
-        columns = [each[name] for each in by_sequence if name in each]
-        if len(columns) < len(sequences) or not columns:
+        if not any(name in each for each in by_sequence):
             continue
+        columns = [
+            each[name] if name in each else _missing(name, length)
+            for each, length in zip(by_sequence, lengths, strict=True)
+        ]
         if name == "sampled_logprobs":  # of generated tokens only
-            columns = [
-                _from_start(column, len(each.token_ids)) for column, each in zip(columns, sequences, strict=True)
-            ]
+            columns = [_from_start(column, length) for column, length in zip(columns, lengths, strict=True)]
         joined = _join(columns)
         if name in INT_COLUMNS:
             joined = np.nan_to_num(joined, nan=NO_RANK).astype(np.int32)
         arrays[name] = joined
     return arrays
+
+
+def _missing(name: str, length: int) -> Array:
+    """Return a column of missing values. `_join` fills up the rows of a matrix."""
+    if name in _MATRICES:
+        return np.empty((length, 0), _MATRICES[name][0])
+    return np.full(length, np.nan, _VECTORS[name])
 
 
 def _from_start(column: Array, length: int) -> Array:

@@ -267,9 +267,10 @@ class Result(Struct, tag="result", frozen=True, kw_only=True, omit_defaults=True
     def arrays(self) -> "dict[str, Array]":
         """Return the columns of all sequences as arrays [rows, tokens] or [rows, tokens, K], by name. Needs numpy.
 
-        `lengths` has the reported tokens of each row; rows are filled up at their end with NaN, ids with -1 and ranks
-        with 0. Ids and ranks are int32, the others float32. Of a packed result whose rows have one length they are its
-        own memory, without a copy; torch reads them with `from_numpy` or `from_dlpack`. Raises ImportError.
+        `lengths` has the reported tokens of each row. Rows are filled up at their end, and columns that only some
+        sequences have in the rows of the others, with NaN, ids with -1 and ranks with 0. Ids and ranks are int32, the
+        others float32. Of a packed result whose rows have one length they are its own memory, without a copy; torch
+        reads them with `from_numpy` or `from_dlpack`. Raises ImportError.
         """
         arrays: dict[str, Array] = import_for("arrays()", "scorepool.wire.arrays", "numpy").result_arrays(
             self.packed, self.sequences

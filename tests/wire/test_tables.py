@@ -151,3 +151,24 @@ def test_a_missing_package_is_named_with_what_to_run(method: str, packages: list
     with pytest.raises(ImportError) as caught:
         getattr(SCORED if method == "numpy" else MIXED, method)()
     assert str(caught.value) == (f"`{method}()` needs {' and '.join(packages)}: run `pip install 'scorepool[tables]'`")
+
+
+def test_arrays_have_the_columns_that_any_sequence_has():
+    failure = wire.Failure(code="too_long", message="items[1]: has 9 tokens; at most 8 fit", field="items[1]")
+    failed = wire.SequenceResult(text="", token_ids=[], token_bytes=[], failure=failure)
+    arrays = result(SCORED, failed, GENERATED).arrays()
+
+    nan = np.nan
+    expected = {
+        "lengths": [3, 0, 3],
+        "token_ids": [SCORED.token_ids, [-1] * 3, [1, 2, 3]],
+        "logprobs": np.float32([[nan, -0.1, -9999.0], [nan] * 3, [-1.0, -2.0, -3.0]]),
+        "sampled_logprobs": np.float32([[nan] * 3, [nan] * 3, [-0.5, -1.0, -1.5]]),
+        "ranks": [[0, 1, 200_000], [0] * 3, [0] * 3],
+        "entropies": np.float32([[nan, 0.5, 0.25], [nan] * 3, [nan] * 3]),
+        "top_ids": [[[-1, -1], [7, 8], [9, -1]], [[-1, -1]] * 3, [[-1, -1]] * 3],
+        "top_logprobs": np.float32([[[nan] * 2, [-0.1, -3.0], [-1.0, nan]], [[nan] * 2] * 3, [[nan] * 2] * 3]),
+    }
+    assert arrays.keys() == expected.keys()
+    for name, column in expected.items():
+        np.testing.assert_array_equal(arrays[name], column)

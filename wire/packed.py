@@ -75,7 +75,7 @@ def unpack_ints(packed: bytes | bytearray | memoryview) -> list[int]:
 def join_packed(parts: Sequence[PackedColumns]) -> PackedColumns:
     """Return the columns of several results in their order. They have the same columns, or no tokens.
 
-    Rows of targets are filled up to the longest.
+    Some may have no targets. Rows of targets are filled up to the longest.
     """
     num_targets = max(part.num_targets for part in parts)
     widened = [_with_targets(part, num_targets) for part in parts]
@@ -89,10 +89,10 @@ def join_packed(parts: Sequence[PackedColumns]) -> PackedColumns:
 
 
 def _with_targets(part: PackedColumns, num_targets: int) -> PackedColumns:
-    if part.target_logprobs is None or part.num_targets == num_targets:
+    if part.num_targets == num_targets:
         return part
     missing = Floats([None] * (num_targets - part.num_targets)).pack()
-    rows = _rows(part.target_logprobs, part.num_targets, sum(part.lengths))
+    rows = _rows(part.target_logprobs or bytearray(), part.num_targets, sum(part.lengths))
     filled = bytearray().join(part for row in rows for part in (row, missing))
     return replace(part, num_targets=num_targets, target_logprobs=filled)
 

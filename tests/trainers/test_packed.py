@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from scorepool import Client, JobFailed, ScoreItem, ScorepoolError, wire
 
@@ -119,6 +120,25 @@ def test_targets_of_several_lengths_are_filled_up(native: Client):
     wide = wire.PackedColumns(lengths=[1], token_ids=bytearray(4), num_targets=2, target_logprobs=bytearray(8))
     joined = wire.join_packed([wide, result.packed])
     assert (joined.num_targets, len(joined.target_logprobs)) == (3, 4 * 3 * 3)
+
+
+def test_an_item_without_targets_has_missing_values_where_others_have_some(native: Client):
+    without = ScoreItem(prompt=[5], completion=[7, 8])
+    items = [without, ScoreItem(prompt=[5], completion=[9, 9], targets=[1, 2]), without]
+    plain, packed, bare = (
+        native.submit(wire.Score(model="demo", items=each, packed=is_packed)).result()
+        for each, is_packed in [(items, False), (items, True), ([without], True)]
+    )
+
+    assert_same_arrays(packed.arrays(), plain.arrays())
+    expected = [list(row) for row in plain.sequences[1].target_logprobs]
+    rows = [[list(row) for row in each.target_logprobs] for each in packed.unpacked().sequences]
+    assert rows == [[[], []], [pytest.approx(row, abs=1e-5) for row in expected], [[], []]]
+    none = native.submit(wire.Score(model="demo", items=[replace(without, targets=[]), without], packed=True)).result()
+    assert none.arrays()["target_logprobs"].shape == (2, 2, 0)
+    joined = wire.join_packed([bare.packed, packed.packed])
+    assert joined.lengths == [2, 2, 2, 2]
+    assert joined.target_logprobs == b"\0\0\xc0\x7f" * 4 + packed.packed.target_logprobs
 
 
 def test_a_packed_job_is_verified_shown_and_tabled(native: Client, http: httpx.Client):

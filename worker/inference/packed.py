@@ -21,7 +21,7 @@ def to_packed(
     Raises JobError (numeric) at a NaN, ValueError if a column has not one entry for each token.
     """
     num_top = max(each.sequence.top_logprobs for each in prepared) if with_logprobs else 0
-    num_targets = max(_most_targets(each.sequence) for each in prepared) if with_logprobs else 0
+    num_targets = _most_targets([each.sequence for each in prepared]) if with_logprobs else None
     sequences = []
     packed: dict[str, bytearray] = defaultdict(bytearray, token_ids=bytearray())
     for each, start in zip(prepared, first, strict=True):
@@ -42,7 +42,7 @@ def to_packed(
             fields |= summary(sequence, logprobs, max(0, each.num_prompt_tokens - start)) | {"clamped": clamp.count}
         sequences.append(wire.SequenceResult(token_ids=[], token_bytes=[], text="", **fields))  # type: ignore[arg-type]
     lengths = [max(0, len(each.sequence.token_ids) - start) for each, start in zip(prepared, first, strict=True)]
-    return sequences, wire.PackedColumns(lengths=lengths, num_top=num_top, num_targets=num_targets, **packed)
+    return sequences, wire.PackedColumns(lengths=lengths, num_top=num_top, num_targets=num_targets or 0, **packed)
 
 
 def _check_length(name: str, num_bytes: int, expected: int) -> None:
@@ -51,9 +51,13 @@ def _check_length(name: str, num_bytes: int, expected: int) -> None:
 
 
 def _other_columns(
-    sequence: Sequence, num_tokens: int, num_top: int, num_targets: int, clamp: Clamp
+    sequence: Sequence, num_tokens: int, num_top: int, num_targets: int | None, clamp: Clamp
 ) -> Iterator[tuple[str, bytes | bytearray, int]]:
-    """Yield the name, the bytes and the numbers for each token of the columns that the sequence was asked for."""
+    """Yield the name, the bytes and the numbers for each token of the columns that the job was asked for.
+
+    Every sequence of a job has the same columns. Targets alone may be asked for by some items only: the others have
+    rows of missing values.
+    """
     columns = sequence.columns
     if sequence.rank:
         yield "ranks", pack_ints(NO_RANK if rank is None else rank for rank in columns.ranks), 1
@@ -66,9 +70,11 @@ def _other_columns(
         no_ids, no_logprobs = bytes(pack_ints([NO_TOKEN] * num_top)), Floats([None] * num_top).pack()
         yield "top_ids", _rows(map(_packed_ids, columns.top_ids), no_ids), num_top
         yield "top_logprobs", _rows((clamped(row, clamp).pack() for row in columns.top_logprobs), no_logprobs), num_top
-    if sequence.targets is not None:
+    if num_targets is not None:
+        no_targets = Floats([None] * num_targets).pack()
         rows = (clamped(row, clamp).pack() for row in columns.target_logprobs)
-        yield "target_logprobs", _rows(rows, Floats([None] * num_targets).pack()), num_targets
+        column = no_targets * num_tokens if sequence.targets is None else _rows(rows, no_targets)
+        yield "target_logprobs", column, num_targets
 
 
 def _packed_ids(token_ids: Items[int]) -> bytes:
@@ -80,5 +86,7 @@ def _rows(rows: Iterable[bytes], missing: bytes) -> bytes:
     return b"".join(row if len(row) == len(missing) else row + missing[len(row) :] for row in rows)
 
 
-def _most_targets(sequence: Sequence) -> int:
-    return 0 if sequence.targets is None else max(map(len, sequence.targets.lists), default=0)
+def _most_targets(sequences: Iterable[Sequence]) -> int | None:
+    """Return how many targets a token has at most; None if no sequence has targets."""
+    targets = [sequence.targets for sequence in sequences if sequence.targets is not None]
+    return max((len(ids) for each in targets for ids in each.lists), default=0) if targets else None

@@ -136,13 +136,23 @@ def verify(job: wire.Job, recompute: Recompute, request: wire.Request | None = N
     claimed = [
         _claimed(index, sequence, request) for index, sequence in enumerate(result.sequences) if not sequence.failure
     ]
-    temperature = result.temperature if job.kind in ("score", "compare") else 1.0
+    is_processed = job.kind == "generate" and result.logprobs_mode == "processed_logprobs"
+    temperature = result.temperature if is_processed or job.kind in ("score", "compare") else 1.0
     again, stamp = _rescore(job.model, claimed, temperature, recompute)
     stamps = wire.stamp_differences(result.stamp, stamp)
     if not wire.are_of_one_model(result.stamp, stamp):
         raise CannotTell(f"this model did not compute it: {'; '.join(stamps)}")
     notes = [f"the stamps differ: {'; '.join(stamps)}"] if stamps else []
-    found = _compare(claimed, again, wire.tolerance_nats(result.stamp, stamp, temperature))
+    # No mode promises bits of processed logprobs: sampling divides the logits elsewhere than scoring does.
+    tolerance_of = wire.rounding_nats if is_processed else wire.tolerance_nats
+    found = _compare(claimed, again, tolerance_of(result.stamp, stamp, temperature))
+    if found.first is not None and is_processed and not _depends_on_temperature_alone(found.first, result, request):
+        reason = (
+            "filters or penalties, which a result does not hold, may apply: give the request with --request FILE"
+            if request is None
+            else "its request has filters or penalties, which a score job does not have"
+        )
+        raise CannotTell(f"its logprobs are processed, and {reason}")
     if found.first is None and any(sequence.sampled_logprobs is not None for sequence in result.sequences):
         sampled = _compare_sampled(job, result, claimed, recompute)
         if sampled.first is None or result.temperature == 0 or _samples_by_temperature_alone(request):
@@ -329,6 +339,14 @@ def _samples_by_temperature_alone(request: wire.Request | None) -> bool:
         return False
     plain = wire.Generate(model=request.model, prompt="")
     return all(getattr(request, name) == getattr(plain, name) for name in CHANGE_THE_DISTRIBUTION)
+
+
+def _depends_on_temperature_alone(
+    token: wire.TokenDifference, result: wire.Result, request: wire.Request | None
+) -> bool:
+    """True if nothing but the temperature changes the processed logprob of a token: filters spare the prompt."""
+    is_of_prompt = token.position < result.sequences[token.sequence].num_prompt_tokens
+    return is_of_prompt or _samples_by_temperature_alone(request)
 
 
 def _merge(one: wire.Comparison, other: wire.Comparison) -> wire.Comparison:

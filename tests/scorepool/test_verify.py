@@ -35,6 +35,7 @@ EVERYTHING = replace(SCORE, score="all", top_logprobs=5, rank=True, entropy=True
 SCORE_IDS = wire.Score(model="demo", items=[wire.ScoreItem(prompt=IDS, completion=[7, 8, 9])])
 GENERATE = wire.Generate(model="demo", prompt="def add(", max_tokens=12, seed=1)
 CHAT = wire.Generate(model="demo", messages=[wire.Message(role="user", content="What is os?")], max_tokens=8)
+PROCESSED = replace(GENERATE, temperature=0.8, prompt_logprobs=True, logprobs_mode="processed_logprobs")
 REQUESTS = {
     "score": SCORE,
     "score everything": EVERYTHING,
@@ -44,6 +45,7 @@ REQUESTS = {
     "generate hot": replace(GENERATE, temperature=1.7),
     "generate from ids": replace(GENERATE, prompt=IDS, prompt_logprobs=True),
     "report a prompt": replace(GENERATE, prompt=IDS, max_tokens=0, prompt_logprobs=True),
+    "generate processed": replace(PROCESSED, top_logprobs=3, rank=True),
     "chat": CHAT,
 }
 
@@ -136,7 +138,7 @@ def test_every_kind_of_result_is_confirmed_and_nothing_is_left_behind(stack: Sta
     assert status == 0, output
     for (job_id, name), line in zip(ids.items(), output.splitlines(), strict=True):
         assert line.startswith(f"{job_id}: "), name
-        is_exact = stack.settings.mode == "exact" and name != "generate hot"
+        is_exact = stack.settings.mode == "exact" and name not in ("generate hot", "generate processed")
         within = "" if is_exact else r"|within the tolerance of \S+ nats \(\w+, float32\), \d+ tokens, the largest .*"
         assert re.fullmatch(rf"\w+: (equal to the bit, \d+ tokens{within})", line), (name, line)
 
@@ -224,6 +226,30 @@ def test_sampled_logprobs_are_verified_if_the_request_says_that_they_depend_on_t
     path.write_bytes(wire.encode_json(replace(request, top_k=3)))
     status, output = verify(filtered, "--request", str(path))
     assert (status, "sampled_logprobs are not verified" in output) == (0, True)
+
+
+def test_processed_logprobs_are_different_only_if_no_filter_can_be_the_reason(
+    stack: Stack, client: Client, verify: Verify, tmp_path: Path
+):
+    filtered = replace(PROCESSED, top_k=3)
+    completion, prompt, by_filter = submit(client, PROCESSED), submit(client, filtered), submit(client, filtered)
+    num_prompt = client.result(completion).sequences[0].num_prompt_tokens
+    falsify(stack, completion, shift("logprobs", 0, num_prompt + 4, 0.25))
+    falsify(stack, prompt, shift("logprobs", 0, 1, 0.25))
+    path = tmp_path / "request.json"
+
+    status, output = verify(completion, by_filter)
+    assert status == 2
+    for line in output.splitlines():
+        assert ": cannot tell: its logprobs are processed, and filters or penalties, which a result does not" in line
+    status, output = verify(prompt)
+    assert (status, "different at sequence 0, position 1, " in output) == (1, True)
+    path.write_bytes(wire.encode_json(PROCESSED))
+    status, output = verify(completion, "--request", str(path))
+    assert (status, f"different at sequence 0, position {num_prompt + 4}, " in output) == (1, True)
+    path.write_bytes(wire.encode_json(filtered))
+    status, output = verify(by_filter, "--request", str(path))
+    assert (status, "cannot tell: its logprobs are processed, and its request has filters" in output) == (2, True)
 
 
 @pytest.mark.parametrize(

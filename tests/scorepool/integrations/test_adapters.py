@@ -9,10 +9,11 @@ import httpx
 import openai
 import pytest
 
+import scorepool
 from scorepool import Client, Result, ScorepoolError
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
-from scorepool.wire import Score, ScoreItem
+from scorepool.wire import Score, ScoreItem, Tokenize
 from tests.engine.adapters import oracle_with, save_adapter
 from tests.engine.mlx_adapters import oracle_with_mlx, save_mlx_adapter
 from tests.engine.oracle import Oracle
@@ -125,6 +126,27 @@ def test_models_are_listed_with_their_adapters(http: httpx.Client, folders: dict
     assert adapters["sql"]["path"] == str(folders["sql"])
     assert adapters["sql"]["rank"] == 8
     assert http.get("/v1/models/sql").json()["parent"] == "llama"
+
+
+def test_every_result_names_the_adapter_whatever_was_computed(client: Client):
+    label = client.score("sql", [(PROMPT, COMPLETION)]).stamp.adapter
+    bad = (PROMPT, [10**6])
+
+    assert client.score("sql", [(PROMPT, COMPLETION), bad], on_item_error="report").stamp.adapter == label
+    assert client.score("sql", [bad], on_item_error="report").stamp.adapter == label
+    assert client.submit(Tokenize(model="sql", prompt="a")).result().stamp.adapter == label
+
+
+def test_files_are_computed_with_an_adapter(stack: Stack, tmp_path: Path):
+    rows, texts = tmp_path / "rows.jsonl", tmp_path / "texts.jsonl"
+    rows.write_text('{"prompt": "a", "completion": " b"}\n' * 3)
+    texts.write_text('{"text": "a b c"}\n' * 3)
+
+    scored = scorepool.score_file(rows, tmp_path / "scored.jsonl", model="sql", url=stack.url)
+    measured = scorepool.perplexity(texts, tmp_path / "measured.jsonl", model="sql", url=stack.url)
+
+    assert (scored.num_failed, scored.stamp_differences) == (0, [])
+    assert (measured.num_failed, measured.stamp_differences) == (0, [])
 
 
 @pytest.mark.parametrize("name", ["llama", "sql", "style"])

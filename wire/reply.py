@@ -3,6 +3,7 @@
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
 
 from scorepool.wire.embed import Pooling
 from scorepool.wire.provenance import Provenance
@@ -171,6 +172,11 @@ class ServedAdapter(Struct, frozen=True, kw_only=True):
     rank: Annotated[int, Meta(description="The highest rank of its layers.")]
     kind: Annotated[str, Meta(description='"lora" or "dora".')] = "lora"
 
+    @property
+    def label(self) -> str:
+        """Its name in the stamps of results: with the beginning of its fingerprint."""
+        return f"{self.name}@{self.fingerprint[:16]}"
+
 
 class ServedModel(Struct, frozen=True, kw_only=True):
     """Describe what one live worker serves. The worker writes it to Redis, where it expires with the worker."""
@@ -221,6 +227,11 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     link: Annotated[
         WorkerLink | None, Meta(description="State at its last heartbeat. null: the worker is of an older release.")
     ] = None
+
+    def stamp_of(self, name: str) -> Provenance:
+        """Return the stamp of results of one of its names, which may be that of an adapter."""
+        label = next((adapter.label for adapter in self.adapters if adapter.name == name), None)
+        return self.stamp if label is None else replace(self.stamp, adapter=label)
 
     @property
     def adapter_names(self) -> list[str]:

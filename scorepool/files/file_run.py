@@ -117,7 +117,7 @@ def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
                 **options,
                 **source.identity,
                 "--model": ", ".join(model.name for model in models),
-                **{f"the fingerprint of {model.name}": model.fingerprint for model in models},
+                **{f"the fingerprint of {model.name}": model.weights for model in models},
             }
             differences: list[str] = []
             with closing(place.open_output(source, plan.new_columns, command)) as output, abandoned_if_bad(output):

@@ -97,7 +97,7 @@ class Model(NamedTuple):
 
     name: str
     context_length: int  # tokens, the shortest of its workers
-    fingerprint: str  # of its weights, or of each of several
+    weights: str  # as stamps name them, or of each of several workers
     tokens_per_s: float | None  # of its workers in their last jobs; None: one has ended no job yet
     vocabulary: str | None = None  # digest of its tokens, None if not all workers have one
     vocab_size: int = 0
@@ -146,7 +146,7 @@ def _describe(name: str, workers: Sequence[wire.ServedModel]) -> Model:
     return Model(
         name,
         min(worker.context_length for worker in workers),
-        ", ".join(sorted({worker.stamp.fingerprint for worker in workers})),
+        ", ".join(sorted({worker.stamp_of(name).weights for worker in workers})),
         sum(known) if len(known) == len(speeds) else None,
         workers[0].vocabulary if len({(worker.vocabulary, worker.vocab_size) for worker in workers}) == 1 else None,
         workers[0].vocab_size,
@@ -289,17 +289,17 @@ class Stamps:
     """What computed the results, and how that changed."""
 
     def __init__(self, models: Sequence[Model]) -> None:
-        self._fingerprints = {model.name: model.fingerprint for model in models}
+        self._weights = {model.name: model.weights for model in models}
         self._first: dict[str, wire.Provenance] = {}  # by model
         self.differences: list[str] = []
 
     def add(self, done: DoneRows) -> None:
         """Take the stamps of rows. Raises ServerError if the weights are not those that OUT was begun with."""
         for model, stamp in done.stamps:
-            if stamp.fingerprint not in self._fingerprints[model].split(", "):
+            if stamp.weights not in self._weights[model].split(", "):
                 raise ServerError(
-                    f"the weights of {model} were changed while the command worked: fingerprint {stamp.fingerprint!r}, "
-                    f"expected {self._fingerprints[model]!r}; serve those again, or begin again with --overwrite"
+                    f"the weights of {model} were changed while the command worked: fingerprint {stamp.weights!r}, "
+                    f"expected {self._weights[model]!r}; serve those again, or begin again with --overwrite"
                 )
             first = self._first.setdefault(model, stamp)
             self.differences = self.differences or list(wire.stamp_differences(first, stamp))

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 import scorepool
 from scorepool import wire
 from scorepool.files import file_run, process
-from scorepool.files.errors import ServerError
+from scorepool.files.errors import BadInput, ServerError
 from scorepool.local.demo import free_port
 from scorepool.sdk import connection
 from tests.scorepool.files.faulty_server import CUT, Fault, Reply, faulty_server
@@ -127,3 +127,55 @@ def test_weights_that_change_in_the_middle_stop_the_work(path: Path, tmp_path: P
         monkeypatch.setattr(fake_server, "result", right)
         scorepool.score_file(path, out, url=url)
     check(out)
+
+
+def serve_adapter(monkeypatch: pytest.MonkeyPatch, fingerprint: str) -> None:
+    """Let the server have an adapter `sql` with this content."""
+    adapter = wire.ServedAdapter(name="sql", fingerprint=fingerprint, path="/sql", rank=8)
+    [model] = fake_server.MODELS.models
+    monkeypatch.setattr(fake_server, "MODELS", wire.ModelList(models=[replace(model, adapters=[adapter])]))
+    stamp = replace(model.stamp, adapter=f"sql@{fingerprint[:16]}")
+    right = fake_server.result
+    monkeypatch.setattr(fake_server, "result", lambda request: replace(right(request), stamp=stamp))
+
+
+def test_the_work_does_not_go_on_with_another_content_of_an_adapter(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    out, port = tmp_path / "out.jsonl", free_port()
+    num_calls = Counter[str]()
+
+    def fault(method: str, place: str) -> Reply | None:
+        num_calls[method] += place.startswith("/v1/jobs")
+        return (500, REFUSAL) if method == "GET" and num_calls[method] > 3 and "/jobs/" in place else None
+
+    with monkeypatch.context() as patch, faulty_server(fault, port) as url:
+        patch.setattr(file_run, "RETRY_S", 0.5)
+        serve_adapter(patch, "a" * 64)
+        with pytest.raises(ServerError):
+            scorepool.score_file(path, out, model="sql", url=url)
+    with monkeypatch.context() as patch, faulty_server(NO_FAULT, port) as url:
+        serve_adapter(patch, "b" * 64)
+        with pytest.raises(BadInput, match=f"begun with the fingerprint of sql '.*,sql@{'a' * 16}' and cannot go on"):
+            scorepool.score_file(path, out, model="sql", url=url)
+    with monkeypatch.context() as patch, faulty_server(NO_FAULT, port) as url:
+        serve_adapter(patch, "a" * 64)
+        scorepool.score_file(path, out, model="sql", url=url)
+    check(out)
+
+
+def test_an_adapter_that_is_replaced_in_the_middle_stops_the_work(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    serve_adapter(monkeypatch, "a" * 64)
+    right = fake_server.result
+
+    def replaced(request: wire.Score) -> wire.Result:
+        result = right(request)
+        if int(request.items[0].prompt or 0) < NUM_ROWS // 2:
+            return result
+        return replace(result, stamp=replace(result.stamp, adapter="sql@" + "b" * 16))
+
+    monkeypatch.setattr(fake_server, "result", replaced)
+    with faulty_server(NO_FAULT) as url, pytest.raises(ServerError, match=r"the weights of sql were changed .*,sql@b"):
+        scorepool.score_file(path, tmp_path / "out.jsonl", model="sql", url=url)

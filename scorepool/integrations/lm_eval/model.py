@@ -90,7 +90,7 @@ class ScorepoolLM(TemplateLM):
         self._client = Client(base_url, api_key, retry_s=retry_s)
         served = self._find(model)
         self.model = model
-        self.stamp = served[0].stamp
+        self.stamp = served[0].stamp_of(model)
         self._max_in_flight = max_in_flight
         self._job_options = JobOptions(priority=priority, timeout_s=JOB_TIMEOUT_S, wait_for_model=True)
         most = min(worker.context_length for worker in served) - 1  # the server counts the last token of a window too
@@ -152,6 +152,7 @@ class ScorepoolLM(TemplateLM):
             "model_dtype": self.stamp.dtype,
             "model_fingerprint": self.stamp.fingerprint,
             "model_quantization": self.stamp.quantization,
+            "model_adapter": self.stamp.adapter,
             "model_backend": self.stamp.backend,
             "model_versions": self.stamp.versions,
         }

@@ -14,6 +14,7 @@ import pytest
 
 from scorepool import Client, MixedResults
 from scorepool.local.stack import Stack
+from tests.engine.adapters import oracle_with, save_adapter
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # from its imports
@@ -228,3 +229,19 @@ def test_another_model_under_the_name_ends_the_evaluation(served: ScorepoolLM, m
     monkeypatch.setattr(served, "stamp", msgspec.structs.replace(served.stamp, fingerprint="0" * 64))
     with pytest.raises(MixedResults, match="has changed since the evaluation began: fingerprint '0000"):
         served.loglikelihood(instances("loglikelihood", PAIRS), disable_tqdm=True)
+
+
+def test_an_adapter(stack: Stack, folders: dict[str, Path], tmp_path: Path):
+    base, adapter = folders["llama"], save_adapter(folders["llama"], tmp_path, 0)
+    with Client(stack.url) as client:
+        client.load_adapter("sql", str(adapter), model="llama")
+        try:
+            served = ScorepoolLM(model="sql", base_url=stack.url, max_length=WINDOW)
+            [(found, _)] = served.loglikelihood(instances("loglikelihood", PAIRS[:1]), disable_tqdm=True)
+            ids, start = served.tok_encode("".join(PAIRS[0])), len(served.tok_encode(PAIRS[0][0]))
+        finally:
+            client.unload_adapter("sql", model="llama")
+
+    rows = oracle_with(base, adapter).logprobs(ids)
+    assert found == pytest.approx(sum(float(rows[place - 1, ids[place]]) for place in range(start, len(ids))), abs=1e-4)
+    assert served.get_model_info()["model_adapter"].startswith("sql@")

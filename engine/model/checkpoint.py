@@ -32,6 +32,7 @@ from scorepool.engine.text.chat.chat_format import HARMONY, ChatTags
 from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
 
+POOLING_SETTINGS = "1_Pooling/config.json"  # of sentence-transformers
 _CONTENT = (  # the files that the numbers depend on, and that are fetched from the hub
     WEIGHTS,
     "config.json",
@@ -49,6 +50,7 @@ _CONTENT = (  # the files that the numbers depend on, and that are fetched from 
     "processor_config.json",
     "video_preprocessor_config.json",
     "*.jinja",
+    POOLING_SETTINGS,
 )
 _INDEX = "model.safetensors.index.json"  # which transformers needs to certify the model
 _HEAD = "lm_head.weight"
@@ -71,7 +73,7 @@ def find_folder(model: str) -> Path:
 
 def fingerprint(folder: Path) -> str:
     """Return the sha256 over name and content of every file that the numbers depend on, independent of the path."""
-    names = sorted({path.name for pattern in _CONTENT for path in folder.glob(pattern)})
+    names = sorted({path.relative_to(folder).as_posix() for pattern in _CONTENT for path in folder.glob(pattern)})
     total = hashlib.sha256()
     for name in names:
         with (folder / name).open("rb") as file:

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from scorepool.engine.errors import LoadError, NonFiniteLogits
 from scorepool.engine.model.backbone import BackboneAndHead, FullLogits
+from scorepool.engine.model.checkpoint import POOLING_SETTINGS
 from scorepool.engine.model.classifier import COMPARED_BODIES
 from scorepool.engine.model_info import Pooling
 from scorepool.engine.scheduling.slice import Slice, SliceResult
 
-_SETTINGS = "1_Pooling/config.json"  # of sentence-transformers
 _MODES: dict[str, Pooling] = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
 _PREFIX = "pooling_mode_"
 
@@ -38,14 +38,14 @@ def default_pooling(folder: Path, config: dict[str, Any], split: BackboneAndHead
     """Return how the model pools unless a job says otherwise; None if it makes no embeddings. Raises LoadError."""
     if config.get("model_type") not in COMPARED_BODIES or isinstance(split, FullLogits):
         return None
-    path = folder / _SETTINGS
+    path = folder / POOLING_SETTINGS
     if not path.is_file():
         return "last"
     try:
         settings = json.loads(path.read_text())
         chosen = [name for name, value in settings.items() if name.startswith(_PREFIX) and value is True]
     except (OSError, ValueError, AttributeError) as error:
-        raise LoadError(f"{_SETTINGS} cannot be read: {error}") from None
+        raise LoadError(f"{POOLING_SETTINGS} cannot be read: {error}") from None
     return _MODES.get(chosen[0]) if len(chosen) == 1 else None
 
 

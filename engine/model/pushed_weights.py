@@ -22,6 +22,7 @@ import mlx.core as mx
 from scorepool.engine.errors import LoadError
 from scorepool.engine.local_folder import WEIGHTS
 from scorepool.engine.model import memory_budget, mtp_layouts
+from scorepool.engine.model.checkpoint import POOLING_SETTINGS
 from scorepool.engine.model.config import load_raw_config
 from scorepool.engine.settings import EngineSettings
 
@@ -59,9 +60,11 @@ def overlay(base: Path, settings: EngineSettings) -> Iterator[tuple[Path, Any]]:
     memory_budget.refuse_second_copy(_num_bytes(pushed, dtype))
     with tempfile.TemporaryDirectory(prefix="scorepool-weights-") as name:
         folder = Path(name)
-        for file in base.iterdir():
+        for file in (*base.iterdir(), base / POOLING_SETTINGS):
             if file.is_file() and file.suffix not in (".safetensors", ".json.index"):
-                (folder / file.name).symlink_to(file.resolve())
+                link = folder / file.relative_to(base)
+                link.parent.mkdir(exist_ok=True)
+                link.symlink_to(file.resolve())
         for file in files:
             (folder / file.name).symlink_to(file.resolve())
         try:

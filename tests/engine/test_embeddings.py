@@ -123,6 +123,14 @@ def test_a_model_says_how_it_pools(
             engine.add([Sequence(token_ids=[1, 2], pooling="last")])
 
 
+def test_a_model_pools_as_before_after_a_push_of_weights(tiny_models: TinyModels, tmp_path: Path, open_engine: Open):
+    folder = pooled_model(tiny_models, tmp_path, {"pooling_mode_mean_tokens": True})
+    engine = open_engine(folder)
+    engine.stage_weights(str(tiny_models("llama")), 1).result(60)
+    engine.switch_weights().result(60).result(60)
+    assert (engine.model_info.weights_version, engine.model_info.pooling) == (1, "mean")
+
+
 @pytest.mark.parametrize("settings", ["{", "[1]"])
 def test_settings_that_cannot_be_read_refuse_the_load(
     settings: str, tiny_models: TinyModels, tmp_path: Path, open_engine: Open

@@ -214,11 +214,14 @@ def test_the_fingerprint_depends_on_content_and_not_on_the_path(folder: Path, ti
     assert before != fingerprint(folder)
 
 
-@pytest.mark.parametrize("name", ["preprocessor_config.json", "video_preprocessor_config.json"])
-def test_settings_of_images_and_videos_are_fingerprinted_and_fetched_from_the_hub(
+@pytest.mark.parametrize(
+    "name", ["preprocessor_config.json", "video_preprocessor_config.json", "1_Pooling/config.json"]
+)
+def test_settings_of_images_videos_and_pooling_are_fingerprinted_and_fetched_from_the_hub(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     before = fingerprint(folder)
+    (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("{}")
     assert before != fingerprint(folder)
     fetched: list[str] = []

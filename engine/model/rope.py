@@ -20,6 +20,7 @@ from mlx.nn.layers.positional_encoding import RoPE
 
 from scorepool.engine.errors import LoadError, describe
 from scorepool.engine.model.rope_frequencies import ROPE_TYPES, RopeFrequencies, base_periods, compute, ntk_alpha
+from scorepool.engine.model.surveyed import is_known
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,10 @@ _PAIR_NEIGHBOURS = {
 _READ_ROPE_INTERLEAVE = {"deepseek_v3", "glm4_moe_lite", "kimi_k2", "mistral4", "youtu", "youtu_llm"}
 # Architectures that rotate a part of each head; mlx-lm rotates all of it, or reads another setting.
 _ROTATE_PART = {"glm", "mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "recurrent_gemma"}
+# Names of the base. transformers brings them into one form for the types that it knows.
+_BASES = ("rope_theta", "rotary_emb_base", "rope_embedding_base")
+# The bases that a config.json may leave out of types that transformers does not know. mlx-lm has another default.
+_DEFAULT_BASES = {"minicpm": 10_000.0}
 
 
 def check_types(config: Config) -> None:
@@ -168,6 +173,7 @@ def _rotary_modules(model: Any) -> list[_Rotary]:
 def _check_or_patch_rope(model: Any, config: Config) -> int | None:
     scalings = _configured_scalings(config)
     if not scalings:
+        _refuse_unknown_base(model, config)
         return None
     modules = _rotary_modules(model)
     if not modules and config["model_type"] == "granitemoehybrid":
@@ -179,6 +185,13 @@ def _check_or_patch_rope(model: Any, config: Config) -> int | None:
         _check_or_replace(followers, scaling, config)
     limits = [_constant_length(scaling, config) for scaling in scalings.values()]
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _refuse_unknown_base(model: Any, config: Config) -> None:
+    """Raise LoadError for a scaling whose base only code outside of transformers knows: mlx-lm may have another."""
+    scaling = config.get("rope_scaling")
+    if scaling and not is_known(config) and _rotary_modules(model):
+        raise LoadError(f"config.json: rope_scaling is {scaling!r:.200}, and there is no rope_theta, expected both")
 
 
 def _layer_type(module: _Rotary, config: Config) -> str | None:
@@ -263,7 +276,7 @@ def _configured_scalings(config: Config) -> dict[str, Config]:
     Each has `rope_type`, `rope_theta` and `original_max_position_embeddings`. Raises LoadError for an unknown type.
     """
     new = config.get("rope_parameters") or {}
-    old_keys = {key: config.get(key) for key in ("rope_theta", "partial_rotary_factor")}
+    old_keys = {"rope_theta": _base(config), "partial_rotary_factor": config.get("partial_rotary_factor")}
     layer_types = config.get("layer_types") or [key for key, value in new.items() if isinstance(value, dict)]
     layered = {key: value for key, value in new.items() if isinstance(value, dict) and key in layer_types}
     sections = layered or {"": {**old_keys, **(config.get("rope_scaling") or {}), **new}}
@@ -275,11 +288,18 @@ def _configured_scalings(config: Config) -> dict[str, Config]:
             raise LoadError(f"config.json: rope_type is {named!r}, expected one of {', '.join(ROPE_TYPES)}")
         given = {key: value for key, value in section.items() if value is not None}
         given["rope_type"] = rope_type
+        position_scale = config.get("rope_position_scale") or 1  # Phi-3-small's
+        if rope_type == "default" and position_scale != 1:
+            given |= {"rope_type": "linear", "factor": 1 / position_scale}
         if layered:  # transformers reads `truncate` only outside of the sections
             given["truncate"] = new.get("truncate", True)
         if given.get("rope_theta"):
             scalings[layer_type] = {"original_max_position_embeddings": _original_length(config), **given}
     return scalings
+
+
+def _base(config: Config) -> float | None:
+    return next((config[name] for name in _BASES if config.get(name)), _DEFAULT_BASES.get(config["model_type"]))
 
 
 def _original_length(config: Config) -> int:

@@ -6,6 +6,8 @@ from typing import Any
 
 Config = dict[str, Any]
 
+_READ_SHORT_MSCALE = ("phi3small", "phimoe")  # longrope's attention factor; others compute it
+
 
 @dataclass(frozen=True, slots=True)
 class RopeFrequencies:
@@ -109,7 +111,7 @@ def _yarn(periods: list[float], scaling: Config, config: Config) -> RopeFrequenc
 def _longrope(periods: list[float], scaling: Config, config: Config) -> RopeFrequencies:
     """Compute the short factors, which apply to rows that end within the original length."""
     factor = _factor(scaling, config)
-    configured = scaling.get("short_mscale" if config["model_type"] == "phimoe" else "attention_factor")
+    configured = scaling.get("short_mscale" if config["model_type"] in _READ_SHORT_MSCALE else "attention_factor")
     length = scaling["original_max_position_embeddings"]
     default = sqrt(1 + log(factor) / log(length)) if factor > 1 else 1.0
     scaled = [period * stretch for period, stretch in zip(periods, scaling["short_factor"], strict=True)]

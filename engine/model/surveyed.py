@@ -47,6 +47,11 @@ def transformers_type(config: Config) -> str:
     return _SAME_TYPES.get(model_type, model_type)
 
 
+def is_known(config: Config) -> bool:
+    """Return whether transformers knows the architecture."""
+    return _known(transformers_type(config)) is not None
+
+
 def canonical_config(config: Config) -> Config | None:
     """Return the configuration as transformers reads it, with its defaults; None if it does not know the model type.
 

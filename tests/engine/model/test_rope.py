@@ -1,5 +1,7 @@
 """If mlx-lm ignores a setting of a checkpoint, the engine patches the model, limits the context, or refuses to load."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -17,7 +19,7 @@ from survey import reference
 from survey.families import FAMILIES
 from survey.mutations import Config
 from tests.engine.oracle import Oracle, assert_agrees
-from tests.tiny_models import VOCAB_SIZE, TinyModels
+from tests.tiny_models import CONTEXT_LENGTH, VOCAB_SIZE, TinyModels
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 3000.0, "factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 3000.0, "factor": 4.0, "original_max_position_embeddings": 128}
@@ -50,6 +52,67 @@ def test_the_context_of_phi3small_ends_where_its_attention_becomes_sparse(tiny_m
     model, _ = load_model(tiny_models("phi"))
 
     assert rope.check_or_patch(model, config) == 96
+
+
+MINICPM = {  # as MiniCPM-2B's, which leaves the base out; with neutral scales it is a Llama
+    "model_type": "minicpm",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT_LENGTH,
+    "vocab_size": VOCAB_SIZE,
+    "rms_norm_eps": 1e-6,
+    "scale_emb": 1,
+    "dim_model_base": 64,
+    "scale_depth": 2**0.5,
+}
+
+
+def test_minicpm_without_a_base_has_that_of_its_own_configuration_class(
+    tiny_models: TinyModels, tmp_path: Path, open_engine: Callable[..., Engine]
+):
+    folder = Path(shutil.copytree(tiny_models("llama"), tmp_path / "model"))
+    (folder / "config.json").write_text(json.dumps(MINICPM))
+    sequence = sequence_of(70)
+
+    open_engine(folder).add([sequence]).result(60)
+
+    assert_agrees(sequence, Oracle(tiny_models("llama")))
+
+
+@pytest.mark.parametrize("key", ["rotary_emb_base", "rope_embedding_base"])
+def test_another_name_of_the_base_is_read_for_a_type_that_transformers_does_not_know(key: str, tiny_models: TinyModels):
+    """Qwen's first release and Phi-3-small have these names, and no rope_theta."""
+    model, _ = load_model(tiny_models("llama"))
+    scaling = {"type": "su", "short_factor": [1.5] * 8, "short_mscale": 1.2, "original_max_position_embeddings": 128}
+    config = {"model_type": "phi3small", key: 500.0, "max_position_embeddings": 512, "rope_scaling": scaling}
+
+    rope.check_or_patch(model, config)
+
+    rotary = model.layers[0].self_attn.rope
+    assert rotary._freqs.tolist() == pytest.approx([1.5 * 500.0 ** (dim / 16) for dim in range(0, 16, 2)])
+    assert rotary.attention_factor == 1.2
+
+
+def test_a_scale_of_positions_is_kept(tiny_models: TinyModels):
+    model, _ = load_model(tiny_models("llama"))
+    config = {"model_type": "phi3small", "rope_embedding_base": 500.0, "rope_position_scale": 0.5}
+
+    rope.check_or_patch(model, config)
+
+    periods = model.layers[0].self_attn.rope._freqs.tolist()
+    assert periods == pytest.approx([2 * 500.0 ** (dim / 16) for dim in range(0, 16, 2)])
+
+
+def test_a_scaling_without_a_base_is_refused_for_a_type_that_transformers_does_not_know(tiny_models: TinyModels):
+    model, _ = load_model(tiny_models("llama"))
+    config = {"model_type": "internlm2", "rope_scaling": {"type": "linear", "factor": 2.0}}
+
+    with pytest.raises(LoadError, match=r"rope_scaling is .*linear.*, and there is no rope_theta, expected both"):
+        rope.check_or_patch(model, config)
+    rope.check_or_patch(model, config | {"model_type": "gptj"})  # in transformers it has no such setting
 
 
 def test_longrope_limits_the_context_to_its_original_length(

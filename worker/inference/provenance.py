@@ -11,7 +11,7 @@ from scorepool.worker.version import VERSION
 
 
 def provenance_of(model: str, model_info: ModelInfo) -> Provenance:
-    return Provenance(
+    stamp = Provenance(
         model=model,
         fingerprint=model_info.fingerprint,
         dtype=model_info.dtype,
@@ -23,26 +23,34 @@ def provenance_of(model: str, model_info: ModelInfo) -> Provenance:
         weights_version=model_info.weights_version,
         verification=_verification_of(model_info.verification),
     )
+    if model_info.adapter is None:
+        return stamp
+    return _unverified(stamp, "certificates compare the base model, and the job has an adapter")
 
 
 def with_images(stamp: Provenance, sequences: Iterable[Sequence]) -> Provenance:
     """Return the stamp of a result of these sequences, which may show images."""
     if not any(sequence.images for sequence in sequences):
         return stamp
-    verification = Verification(status="unverified", reason="certificates compare texts, and the job shows images")
-    return replace(stamp, verification=verification)
+    return _unverified(stamp, "certificates compare texts, and the job shows images")
 
 
 def with_approximation(stamp: Provenance, sequences: Iterable[Sequence]) -> Provenance:
-    """Return the stamp of a result of these sequences."""
-    is_sparse = any(sequence.num_left_out for sequence in sequences)
-    return replace(stamp, approximate="specprefill") if is_sparse else stamp
+    """Return the stamp of a result of these sequences, whose prompts may not have been computed whole."""
+    if not any(sequence.num_left_out for sequence in sequences):
+        return stamp
+    reason = "certificates compare whole prompts, and specprefill left tokens out"
+    return replace(_unverified(stamp, reason), approximate="specprefill")
 
 
 def with_cached(stamp: Provenance, cached: Iterable[bool]) -> Provenance:
     """Return the stamp of a result, given for each sequence whether its values were not computed for this job."""
     flags = list(cached)
     return replace(stamp, cached=all(flags), cached_items=sum(flags)) if any(flags) else stamp
+
+
+def _unverified(stamp: Provenance, reason: str) -> Provenance:
+    return replace(stamp, verification=Verification(status="unverified", reason=reason))
 
 
 def _verification_of(found: engine.Verification) -> Verification:

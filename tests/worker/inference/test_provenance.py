@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from scorepool import engine, wire
 from scorepool.api.dialects.openai.sampling import system_fingerprint
-from scorepool.worker.inference.provenance import provenance_of
+from scorepool.worker.inference.provenance import provenance_of, with_approximation
 from scorepool.worker.inference.registration import served_model_of
 from tests.worker.fake import FakeEngine
 
@@ -38,6 +38,27 @@ def test_an_unverified_model_says_why():
 
     assert provenance_of("demo", unverified).verification == wire.Verification(
         status="unverified", reason="no certificate"
+    )
+
+
+def test_a_result_of_an_adapter_is_unverified_because_certificates_compare_the_base():
+    stamp = provenance_of("demo", replace(MODEL_INFO, adapter="sql@0123456789abcdef"))
+
+    assert stamp.verification == wire.Verification(
+        status="unverified", reason="certificates compare the base model, and the job has an adapter"
+    )
+
+
+def test_a_result_of_sparse_prefill_is_unverified_because_certificates_compare_whole_prompts():
+    whole, sparse = SimpleNamespace(num_left_out=0), SimpleNamespace(num_left_out=100)
+    verified = provenance_of("demo", MODEL_INFO)
+
+    stamp = with_approximation(verified, [whole, sparse])
+
+    assert with_approximation(verified, [whole]) is verified
+    assert stamp.approximate == "specprefill"
+    assert stamp.verification == wire.Verification(
+        status="unverified", reason="certificates compare whole prompts, and specprefill left tokens out"
     )
 
 

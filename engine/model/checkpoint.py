@@ -204,14 +204,19 @@ def main_dtype(model: Any) -> mx.Dtype:
     return num_bytes.most_common(1)[0][0]
 
 
-def quantization(config: Config) -> str | None:
-    """Describe the quantisation of the weights, e.g. "4-bit affine, groups of 64"."""
+def quantization(model: Any, config: Config) -> str | None:
+    """Describe the quantisation of most of the quantised weights, e.g. "4-bit affine, groups of 64"."""
     settings = config.get("quantization") or config.get("quantization_config")
     if not settings:
         return None
-    if "bits" not in settings:
+    num_weights: Counter[str] = Counter()
+    for module in model.modules():
+        if "scales" in module and hasattr(module, "bits"):
+            described = f"{module.bits}-bit {module.mode}, groups of {module.group_size}"
+            num_weights[described] += module.weight.size * 32 // module.bits
+    if not num_weights:  # the weights were dequantised
         return str(settings.get("quant_method", "unknown"))
-    return f"{settings['bits']}-bit {settings.get('mode', 'affine')}, groups of {settings['group_size']}"
+    return num_weights.most_common(1)[0][0]
 
 
 def configured_context_length(config: Config) -> int:

@@ -38,6 +38,8 @@ _TYPES = {  # null is a value that the libraries take for absent, or not
 _OTHER_HEADS = {"kv_lora_rank", "multi_query", "num_attention_heads_per_layer", "state_size"}
 _LEAST_VOCABULARY = {"phi3small": 100_352}  # mlx-lm excludes ids up to 100,351 by a constant: a write out of bounds
 _QUANT_METHODS = {"awq", "bitnet", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4", "mxfp8"}
+# Weights that compressed-tensors packed. mlx-lm unpacks them with the zero point of 4 bits, whatever the settings are.
+_PACKED = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
 
 
 def refuse_contradictions(config: Config) -> None:
@@ -167,10 +169,31 @@ def _check_quantization(config: Config) -> None:
     settings = config.get("quantization")
     if settings is not None and not (isinstance(settings, dict) and {"bits", "group_size"} <= settings.keys()):
         raise _refusal("quantization", settings, "an object with bits and group_size")
-    method = config.get("quantization_config")
-    if settings is None and method and method.get("quant_method") not in _QUANT_METHODS:
+    prefix = "" if "quantization_config" in config else "text_config."  # Kimi K2.5 has it there
+    name, section = f"{prefix}quantization_config", config.get("text_config", {}) if prefix else config
+    method = section.get("quantization_config")
+    if settings is not None or not method:
+        return
+    if method.get("quant_method") not in _QUANT_METHODS:
         found = method.get("quant_method")
-        raise _refusal("quantization_config.quant_method", found, ", ".join(sorted(_QUANT_METHODS)))
+        raise _refusal(f"{name}.quant_method", found, ", ".join(sorted(_QUANT_METHODS)))
+    if method.get("format") == "pack-quantized":
+        _check_packed(method.get("config_groups"), f"{name}.config_groups")
+
+
+def _check_packed(groups: object, name: str) -> None:
+    """Check the layers that are packed alike, group by group."""
+    if not isinstance(groups, dict) or not groups:
+        raise _refusal(name, groups, "an object of groups")
+    for key, group in groups.items():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if not isinstance(weights, dict):
+            raise _refusal(f"{name}.{key}", group, "an object with weights")
+        for setting, expected in _PACKED.items():
+            if weights.get(setting) != expected:
+                raise _refusal(f"{name}.{key}.weights.{setting}", weights.get(setting), repr(expected))
+        if group.get("input_activations") is not None:  # which mlx-lm would not round
+            raise _refusal(f"{name}.{key}.input_activations", group["input_activations"], "null")
 
 
 def _is_int(value: object) -> TypeGuard[int]:

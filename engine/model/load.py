@@ -127,7 +127,7 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
         fingerprint=fingerprint or checkpoint.fingerprint(folder),
         weights_version=settings.weights_version,
         dtype=checkpoint.weights_dtype(model),
-        quantization=checkpoint.quantization(config),
+        quantization=checkpoint.quantization(model, config),
         adapter=None,
         mode="one row at a time" if isinstance(batch, SequentialBatch) else settings.mode,
         backend=_backend(settings.ranks),

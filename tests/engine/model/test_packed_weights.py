@@ -1,9 +1,10 @@
-"""Checkpoints of AutoAWQ and AutoGPTQ compute what plain NumPy reads from them, or are refused.
+"""Checkpoints of AutoAWQ, AutoGPTQ and compressed-tensors compute what plain NumPy reads from them, or are refused.
 
-The layouts are written here as AutoAWQ's and AutoGPTQ's documentation has them, one word at a time.
+The layouts are written here as their documentation has them, one word at a time.
 """
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from scorepool.engine import Engine, EngineSettings, LoadError, Sequence
+from scorepool.engine.model.contradictions import refuse_contradictions
 from survey import reference
+from survey.families import FAMILIES
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.tiny_tokenizer import build_tokenizer
 
@@ -164,3 +167,86 @@ def test_what_cannot_be_read_is_refused(
     folder, _ = packed(settings, edit)
     with pytest.raises(LoadError, match=reason):
         Engine(EngineSettings(model=str(folder)))
+
+
+def compressed(bits: int, group_size: int, **changed: object) -> dict[str, Any]:
+    weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": group_size}
+    groups = {"group_0": {"targets": ["Linear"], "input_activations": None, "weights": weights | changed}}
+    return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+
+
+def pack_compressed(weight: np.ndarray, bits: int, group_size: int) -> tuple[Layer, np.ndarray]:
+    """Pack weights [out, in] as compressed-tensors does, and return what they stand for too."""
+    highest, shape = 2 ** (bits - 1), weight.shape
+    groups = weight.reshape(shape[0], -1, group_size)
+    scales = np.abs(groups).max(axis=-1, keepdims=True) / highest
+    integers = np.clip(np.round(groups / scales), -highest, highest - 1)
+    words = pack_words((integers.reshape(shape) + highest).astype(np.uint32), bits, tuple(range(32 // bits)))
+    layer = {
+        "weight_packed": words,
+        "weight_scale": np.ascontiguousarray(scales[..., 0]),
+        "weight_shape": np.array(shape),
+    }
+    return layer, (integers * scales).reshape(shape).astype(np.float32)
+
+
+def write_compressed(folder: Path, bits: int, group_size: int) -> Oracle:
+    """Write a DeepSeek V3 whose MLPs are packed; return transformers' model of what they stand for."""
+    widths = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64}
+    model = reference.build_model(reference.build_config(FAMILIES["deepseek_v3"].bases()["lite"] | widths), seed=0)
+    model.save_pretrained(folder)
+    FAMILIES["deepseek_v3"].convert(folder)
+    weights = load_file(folder / "model.safetensors")
+    parameters = dict(model.named_parameters())  # in which experts have other names
+    for name in [name for name in weights if "mlp" in name and name.endswith("proj.weight") and name in parameters]:
+        layer, value = pack_compressed(weights.pop(name), bits, group_size)
+        weights |= {f"{name.removesuffix('weight')}{leaf}": array for leaf, array in layer.items()}
+        parameters[name].data = torch.from_numpy(value)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    settings = {"quantization_config": compressed(bits, group_size)}
+    (folder / "config.json").write_text(json.dumps(config | settings))
+    build_tokenizer().save_pretrained(folder)
+    return Oracle(model)
+
+
+@pytest.mark.parametrize("group_size", [32, 64])
+def test_weights_that_compressed_tensors_packed_are_those_of_numpy(group_size: int, tmp_path: Path):
+    oracle = write_compressed(tmp_path, 4, group_size)
+    engine = Engine(EngineSettings(model=str(tmp_path), dtype="float32"))
+    sequence = Sequence(token_ids=[0, *range(5, 185, 3)], score_from=1)
+    engine.add([sequence]).result(60)
+    engine.close()
+
+    assert_agrees(sequence, oracle)
+    assert engine.model_info.quantization == f"4-bit affine, groups of {group_size}"
+
+
+def test_eight_bits_that_compressed_tensors_packed_are_refused(tmp_path: Path):
+    """mlx-lm takes the zero point of 4 bits for them."""
+    write_compressed(tmp_path, 8, 32)
+    with pytest.raises(LoadError, match=r"config_groups\.group_0\.weights\.num_bits is 8, expected 4"):
+        Engine(EngineSettings(model=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (compressed(4, 32, symmetric=False), "group_0.weights.symmetric is False, expected True"),
+        (compressed(4, 32, type="float"), "group_0.weights.type is 'float', expected 'int'"),
+        (compressed(4, 32, strategy="channel"), "group_0.weights.strategy is 'channel', expected 'group'"),
+        (compressed(4, 32) | {"config_groups": {"W4A16": ["Linear"]}}, "W4A16 is ['Linear'], expected an object with"),
+        (compressed(4, 32) | {"config_groups": None}, "config_groups is None, expected an object of groups"),
+    ],
+)
+def test_other_packed_integers_are_refused_by_the_setting(settings: dict[str, Any], reason: str):
+    for config in ({"quantization_config": settings}, {"text_config": {"quantization_config": settings}}):
+        with pytest.raises(LoadError, match=re.escape(reason)):
+            refuse_contradictions({"model_type": "kimi_k25"} | config)
+
+
+def test_packed_weights_whose_activations_are_rounded_are_refused():
+    settings = compressed(4, 32)
+    settings["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8}
+    with pytest.raises(LoadError, match=r"group_0\.input_activations is .*, expected null"):
+        refuse_contradictions({"model_type": "kimi_k2", "quantization_config": settings})

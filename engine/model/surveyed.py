@@ -52,6 +52,13 @@ def is_known(config: Config) -> bool:
     return _known(transformers_type(config)) is not None
 
 
+def defaults(config: Config) -> Config:
+    """Return the defaults of the settings that transformers has for the architecture, also for the text model."""
+    known = _known(transformers_type(config))
+    settings: Config = {} if known is None else known.to_dict()
+    return settings | (settings.get("text_config") or {})
+
+
 def canonical_config(config: Config) -> Config | None:
     """Return the configuration as transformers reads it, with its defaults; None if it does not know the model type.
 

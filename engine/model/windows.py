@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from scorepool.engine.errors import LoadError
 from scorepool.engine.model import kv_cache
+from scorepool.engine.model.surveyed import defaults
 
 Config = dict[str, Any]
 
@@ -24,7 +25,7 @@ def check_or_patch(model: Any, config: Config) -> int | None:
     """
     config = {**config, **(config.get("text_config") or {})}
     window, layer_types = _window(config), config.get("layer_types")
-    if not window or config.get("use_sliding_window") is False:
+    if not window or _is_switched_off(config):
         return None
     is_rotating = [size == window for size in kv_cache.windows(kv_cache.new(model))]
     kinds = ["sliding_attention"] * len(is_rotating) if layer_types is None else layer_types
@@ -37,6 +38,14 @@ def check_or_patch(model: Any, config: Config) -> int | None:
             "has: its logprobs would be wrong"
         )
     return None
+
+
+def _is_switched_off(config: Config) -> bool:
+    """True if the model has a switch for its windows, and it is off. Some types of transformers' have none."""
+    if config.get("use_sliding_window") is not False:
+        return False
+    known = defaults(config)
+    return "sliding_window" not in known or "use_sliding_window" in known
 
 
 def smallest_window(model: Any) -> int | None:

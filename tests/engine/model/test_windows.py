@@ -78,6 +78,19 @@ def test_a_window_that_cannot_be_applied_limits_the_context(
         engine.add([Sequence(token_ids=tokens(SLIDING_WINDOW + 1), score_from=0)])
 
 
+@pytest.mark.parametrize("name", ["mistral", "starcoder2"])
+def test_a_switch_that_transformers_does_not_have_leaves_the_window(
+    edited: Callable[..., Path], open_engine: Callable[..., Engine], name: str
+):
+    base = "llama" if name == "mistral" else name
+    folder = edited(base, model_type=name, sliding_window=SLIDING_WINDOW, use_sliding_window=False)
+    sequence = Sequence(token_ids=tokens(100), score_from=0)
+
+    open_engine(folder).add([sequence]).result(60)
+
+    assert_agrees(sequence, Oracle(folder))
+
+
 def test_a_disabled_window_does_not_limit_the_context(edited: Callable[..., Path], open_engine: Callable[..., Engine]):
     folder = edited("llama", sliding_window=SLIDING_WINDOW, use_sliding_window=False)
 

@@ -4,13 +4,20 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
+from mlx.nn.layers.base import Module
+from mlx_lm.models import bailing_moe, bailing_moe_linear, kimi_k3
 from safetensors.torch import load_file, save_file
 
 from scorepool.engine import Engine, EngineSettings, LoadError, Sampling, Sequence
+from scorepool.engine.model import mends
 from scorepool.engine.model.load import load_checked
+from scorepool.engine.model.mends import experts
 from scorepool.engine.model.mends.experts import ROUTER_BIAS
 from scorepool.engine.model.skipped_layers import skip_equal_layers
 from tests.engine.oracle import Oracle, assert_agrees
@@ -136,3 +143,82 @@ def test_the_self_test_skips_equal_layers_of_a_mended_model(
 
     with skip_equal_layers(model) as num_skipped:
         assert num_skipped == 2
+
+
+LING: dict[str, Any] = {
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+    "hidden_size": 32,
+    "num_experts": 16,
+    "num_experts_per_tok": 3,
+    "moe_router_enable_expert_bias": True,
+    "moe_router_enable_routed_scaling": True,
+    "score_function": "sigmoid",
+}
+
+
+def choice_of_experts(scores: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the 3 best of 16 experts in the 2 best of 4 groups, and their weights."""
+    grouped = (scores + bias).reshape(len(scores), 4, 4)
+    dropped = np.argsort(np.sort(grouped)[..., -2:].sum(axis=-1))[:, :2]
+    np.put_along_axis(grouped, dropped[..., None], -np.inf, axis=1)
+    indices = np.argsort(-grouped.reshape(len(scores), 16))[:, :3]
+    chosen = np.take_along_axis(scores, indices, axis=-1)
+    return indices, 1.5 * chosen / chosen.sum(axis=-1, keepdims=True)
+
+
+def negative_bias() -> mx.array:
+    return mx.random.uniform(-1.0, -0.8, (16,), key=mx.random.key(1))
+
+
+def hidden_states() -> mx.array:
+    return mx.random.normal((200, 32), key=mx.random.key(2))
+
+
+@pytest.mark.parametrize("kind", [bailing_moe.BailingMoeGate, bailing_moe_linear.Gate])
+def test_ling_chooses_no_expert_of_a_dropped_group(kind: type):
+    model, hidden = Module(), hidden_states()
+    model.gate = router = kind(SimpleNamespace(**LING))
+    router.expert_bias = negative_bias()
+    scores = 1 / (1 + np.exp(-np.array(router.gate_proj(hidden))))
+    indices, weights = choice_of_experts(scores, np.array(router.expert_bias))
+
+    experts.mend_routers(model, {}, {})
+    found, found_weights = map(np.array, router(hidden))
+
+    order, right = np.argsort(found), np.argsort(indices)
+    assert (np.take_along_axis(found, order, -1) == np.take_along_axis(indices, right, -1)).all()
+    assert np.take_along_axis(found_weights, order, -1) == pytest.approx(
+        np.take_along_axis(weights, right, -1), abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("changes", [{"n_group": 1, "topk_group": 4}, {"moe_router_enable_expert_bias": False}])
+def test_ling_without_groups_or_without_a_bias_routes_as_before(changes: dict[str, object]):
+    """Ling 1 has neither, chooses by softmax, and has the defaults of these settings."""
+    model, hidden = Module(), hidden_states()
+    model.gate = router = bailing_moe.BailingMoeGate(SimpleNamespace(**LING | {"score_function": "softmax"} | changes))
+    before = [np.sort(np.array(each)) for each in router(hidden)]
+
+    experts.mend_routers(model, {}, {})
+
+    for found, expected in zip(router(hidden), before, strict=True):
+        assert np.sort(np.array(found)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_kimi_k3_chooses_no_expert_of_a_dropped_group():
+    settings = {"num_expert_group": 4, "topk_group": 2, "num_experts": 16, "num_experts_per_token": 3}
+    args = kimi_k3.TextArgs(hidden_size=32, moe_intermediate_size=32, routed_scaling_factor=1.5, **settings)
+    model, hidden = Module(), hidden_states()
+    model.mlp = layer = kimi_k3.KimiK3SparseMoE(args)
+    layer.e_score_correction_bias = negative_bias()
+    scores = 1 / (1 + np.exp(-np.array(layer.gate(hidden))))
+    indices, weights = choice_of_experts(scores, np.array(layer.e_score_correction_bias))
+    outputs = layer.switch_mlp(hidden, mx.array(indices))
+    expected = (outputs * mx.array(weights.astype(np.float32))[..., None]).sum(axis=-2)
+
+    mends.apply(model, {"model_type": "kimi_k3"}, {})
+
+    assert mx.abs(layer(hidden) - expected).max().item() < 1e-5

@@ -51,6 +51,7 @@ _MENDS: dict[str, tuple[Mend, ...]] = {
     "gpt_bigcode": (positions.place_rows, attention.scale_scores, attention.group_rows_by_kind),
     "gpt_oss": (gpt_oss.limit_swiglu,),
     "granitemoehybrid": (recurrent.group_norms, positions.remove_unconfigured_rope),
+    "kimi_k3": (experts.choose_groups_of_kimi_k3,),
     "llama4": (llama4.mask_chunks,),
     "llama4_text": (llama4.mask_chunks,),
     "mamba2": (recurrent.group_norms,),

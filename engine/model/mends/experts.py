@@ -10,8 +10,10 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.linear import Linear
+from mlx_lm.models.kimi_k3 import KimiK3SparseMoE
 
 from scorepool.engine.errors import LoadError
+from scorepool.engine.model.patch_globals import replace_globals
 
 Config = dict[str, Any]
 Choice = tuple[mx.array, mx.array]  # indices, weights
@@ -25,7 +27,7 @@ def _choose(scores: mx.array, bias: mx.array, num_chosen: int, num_groups: int, 
     """Return the experts with the highest biased scores in the best groups: those with the two best experts."""
     biased = scores + bias
     num_dropped = num_groups - num_kept_groups
-    if num_dropped:
+    if num_dropped > 0:  # Ling may keep more groups than there are
         grouped = mx.unflatten(biased, -1, (num_groups, -1))
         group_scores = mx.topk(grouped, 2, axis=-1).sum(axis=-1, keepdims=True)
         dropped = mx.argpartition(group_scores, kth=num_dropped - 1, axis=-2)[..., :num_dropped, :]
@@ -64,6 +66,31 @@ class _GroupedRouter:
         scores = mx.sigmoid(hidden.astype(mx.float32) @ self.weight.T)
         indices = _choose(scores, self.e_score_correction_bias, self.top_k, self.n_group, self.topk_group)
         return indices, _weigh(scores, indices, self.norm_topk_prob, self.routed_scaling_factor)
+
+
+class _BailingRouter:
+    """A router of Ling 2, by sigmoid or softmax. mlx-lm makes the mistake of the other grouped routers."""
+
+    gate_proj: Any
+    expert_bias: mx.array | None
+    top_k: int
+    n_group: int
+    topk_group: int
+    norm_topk_prob: bool
+    routed_scaling_factor: float
+    score_function: str
+
+    def prepare(self, config: Config) -> None:
+        _route_in_float32(self.gate_proj)
+
+    def __call__(self, hidden: mx.array) -> Choice:
+        logits = self.gate_proj(hidden.astype(mx.float32))
+        scores = mx.sigmoid(logits) if self.score_function == "sigmoid" else mx.softmax(logits, axis=-1)
+        bias = mx.zeros(scores.shape[-1]) if self.expert_bias is None else self.expert_bias
+        indices = _choose(scores, bias, self.top_k, self.n_group, self.topk_group)
+        normalizes = self.norm_topk_prob and self.top_k > 1
+        weights = _weigh(scores, indices, normalizes, self.routed_scaling_factor)
+        return indices, weights.astype(hidden.dtype)  # in which the outputs are summed
 
 
 class _Experts:
@@ -136,6 +163,8 @@ class _JambaExperts(_Experts):
 
 
 _MENDED: dict[tuple[str, str], type] = {  # by file of mlx_lm.models and name of the class
+    ("bailing_moe", "BailingMoeGate"): _BailingRouter,
+    ("bailing_moe_linear", "Gate"): _BailingRouter,
     ("deepseek_v3", "MoEGate"): _GroupedRouter,
     ("deepseek_v32", "MoEGate"): _GroupedRouter,
     ("dots1", "Dots1TopkRouter"): _GroupedRouter,
@@ -161,6 +190,25 @@ def mend_routers(model: Any, config: Config, stored: dict[str, mx.array]) -> Non
             module.prepare(config)
             if mended is _ErnieExperts:
                 module.e_score_correction_bias = _stored_bias(path, stored)
+
+
+def choose_groups_of_kimi_k3(model: Any, config: Config) -> None:
+    """Choose Kimi K3's experts in the best groups. mlx-lm makes the mistake of the other grouped routers."""
+    replace_globals(model, KimiK3SparseMoE, _group_expert_select=_select)
+
+
+def _select(
+    logits: mx.array,
+    bias: mx.array,
+    num_chosen: int,
+    num_groups: int,
+    num_kept_groups: int,
+    factor: float,
+    normalizes: bool,
+) -> Choice:
+    scores = mx.sigmoid(logits.astype(mx.float32))
+    indices = _choose(scores, bias.astype(mx.float32), num_chosen, num_groups, num_kept_groups)
+    return indices, _weigh(scores, indices, normalizes and num_chosen > 1, factor).astype(logits.dtype)
 
 
 def _stored_bias(path: str, stored: dict[str, mx.array]) -> mx.array:

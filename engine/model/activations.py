@@ -18,7 +18,7 @@ from mlx_lm.utils import MODEL_REMAPPING
 
 from scorepool.engine.errors import LoadError
 from scorepool.engine.model.patch_globals import patch_globals
-from scorepool.engine.model.surveyed import canonical_config
+from scorepool.engine.model.surveyed import defaults
 
 logger = logging.getLogger(__name__)
 
@@ -111,12 +111,11 @@ def _architecture(config: Config) -> str:
 
 def _configured(config: Config) -> Iterator[tuple[str, str]]:
     """Yield key and name of each activation that transformers reads; of each that there is, if it lacks the type."""
-    defaults = canonical_config({"model_type": config["model_type"]})
+    known = defaults(config)
     is_nested = isinstance(config.get("text_config"), dict)
     section = config["text_config"] if is_nested else config
     for key in _KEYS:
-        is_read = defaults is None or key in defaults or key in (defaults.get("text_config") or {})
-        if is_read and section.get(key) is not None:
+        if (not known or key in known) and section.get(key) is not None:
             name = section[key]
             if config["model_type"] == "gemma" and name == "gelu":
                 name = _TANH_GELU  # the first release says gelu; transformers computes what it was trained with

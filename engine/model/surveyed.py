@@ -39,11 +39,16 @@ _SAME_TYPES = {  # model types that mlx-lm knows, by what transformers calls the
     "xverse": "llama",
     "youtu_llm": "youtu",
 }
+# The architecture that transformers means by a type, if others have the type too: Ling 3.0, not 2.5.
+_ARCHITECTURES = {"bailing_hybrid": "BailingMoeV3ForCausalLM"}
 
 
 def transformers_type(config: Config) -> str:
-    """Return the model type under which transformers knows the architecture."""
+    """Return the model type under which transformers knows the architecture; "" if it means another one by it."""
     model_type = str(config.get("model_type"))
+    architecture = _ARCHITECTURES.get(model_type)
+    if architecture is not None and architecture not in (config.get("architectures") or ()):
+        return ""
     return _SAME_TYPES.get(model_type, model_type)
 
 

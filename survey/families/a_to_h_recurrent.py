@@ -15,8 +15,9 @@ _MAMBA: Config = {
 
 FAMILIES = (
     Family(
-        "bailing_hybrid",  # Ling 3.0; mlx-lm tells it from Ling 2.5 by the name in `architectures`
+        "bailing_hybrid",
         {
+            "architectures": ["BailingMoeV3ForCausalLM"],  # Ling 3.0; Ling 2.5 has the same model type
             "num_hidden_layers": 4,
             "num_key_value_heads": 4,
             "layer_group_size": 2,

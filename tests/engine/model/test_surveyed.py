@@ -72,6 +72,14 @@ def test_a_type_that_transformers_does_not_know_is_not_surveyed():
     assert surveyed.check({"model_type": "plamo2", "rope_traditional": True}) is False
 
 
+def test_ling_2_5_does_not_get_the_settings_of_ling_3_whose_type_it_has():
+    ling = {"model_type": "bailing_hybrid", "architectures": ["BailingMoeV2_5ForCausalLM"]}
+    assert surveyed.canonical_config(ling) is None
+    assert surveyed.check(ling) is False
+    assert surveyed.defaults(ling) == {}
+    assert surveyed.check(ling | {"architectures": ["BailingMoeV3ForCausalLM"]}) is True
+
+
 def test_old_names_of_rotary_settings_are_read_without_a_warning():
     canonical = surveyed.canonical_config(LLAMA)
     assert canonical is not None

@@ -117,6 +117,8 @@ def _leaves(section: Config, prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in section.items():
         if isinstance(value, dict) and (prefix.endswith("rope_parameters.") or key.startswith("rope_")):
             yield from _leaves(value, f"{prefix}{key}.")
+        elif key == "rope_theta" and isinstance(value, list):  # one a layer, as Step 3.5 has them
+            yield from ((prefix + key, each) for each in value)
         else:
             yield prefix + key, value
 

@@ -35,3 +35,9 @@ def test_more_local_blocks_than_chosen_blocks_of_sparse_attention_are_a_contradi
     config = {"model_type": "minimax_m3_vl", "text_config": {"index_topk_blocks": 2, "index_local_blocks": 4}}
     with pytest.raises(LoadError, match=r"text_config\.index_local_blocks is 4, expected at most index_topk_blocks"):
         refuse_contradictions(config)
+
+
+def test_the_base_of_each_layer_may_be_in_a_list():
+    refuse_contradictions({"model_type": "step3p5", "rope_theta": [5_000_000.0, 10_000.0]})
+    with pytest.raises(LoadError, match=r"rope_theta is -1\.0, expected a finite number above 0"):
+        refuse_contradictions({"model_type": "step3p5", "rope_theta": [5_000_000.0, -1.0]})

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.models import step3p5
 from mlx_lm.utils import load_model
 
 from scorepool.engine import ContextLengthExceeded, Engine, EngineSettings, LoadError, Sampling, Sequence
@@ -244,6 +246,60 @@ def test_positions_of_a_family_are_those_of_transformers(name: str, values: Conf
     logprobs = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
     assert limit is None or limit >= len(token_ids)
     assert np.abs(logprobs - reference.logprobs(transformers_model, token_ids)).max() < 1e-3
+
+
+STEP = {  # as Step-3.5-Flash, whose lists have an entry for each layer
+    "model_type": "step3p5",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_attention_groups": 2,
+    "attention_other_setting": {"num_attention_heads": 4, "num_attention_groups": 2, "head_dim": 16},
+    "head_dim": 16,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": CONTEXT_LENGTH,
+    "sliding_window": 16,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "rope_theta": [5_000_000.0, 10_000.0, 10_000.0, 5_000_000.0],
+    "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5],
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 2.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 32.0,
+        "original_max_position_embeddings": 128,
+    },
+    "yarn_only_types": ["full_attention"],
+    "moe_layers_enum": "2,3",
+    "moe_num_experts": 4,
+    "moe_top_k": 2,
+    "moe_intermediate_size": 32,
+    "share_expert_dim": 32,
+    "moe_router_scaling_factor": 3.0,
+    "norm_expert_weight": True,
+    "use_head_wise_attn_gate": True,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.mark.parametrize("has_yarn_only_types", [True, False])
+def test_the_base_of_each_layer_in_a_list_is_checked(tmp_path: Path, has_yarn_only_types: bool):
+    written = step3p5.Model(step3p5.ModelArgs.from_dict(STEP))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(tree_flatten(written.parameters())))
+    config = STEP if has_yarn_only_types else STEP | {"yarn_only_types": []}  # then mlx-lm scales all layers
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    model, _, _ = load_checked(tmp_path, "float32")
+
+    found = [layer.self_attn.rope for layer in model.layers]
+    periods = [getattr(rotary, "_freqs", None) for rotary in found]
+    sliding = [10_000 ** (dim / 16) for dim in range(0, 16, 2)]
+    for layer in (1, 2):
+        base, given = getattr(found[layer], "base", None), periods[layer]
+        assert base == 10_000 if given is None else given.tolist() == pytest.approx(sliding)
+    for layer in (0, 3):
+        assert periods[layer].tolist() == written.layers[layer].self_attn.rope._freqs.tolist()
 
 
 @pytest.mark.parametrize(

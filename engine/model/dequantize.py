@@ -9,6 +9,7 @@ from scorepool.engine.model.checkpoint import stored_tensors
 from scorepool.engine.model.config import load_raw_config
 
 _PARTS = ("scales", "biases", "global_scale")
+_NVFP4_LIMITS = 448 * 6  # the largest scale of a group, times the largest number of 4 bits
 
 
 def dequantized_weights(folder: Path) -> Iterator[tuple[str, mx.array]]:
@@ -30,4 +31,6 @@ def dequantized_weights(folder: Path) -> Iterator[tuple[str, mx.array]]:
                 bits=settings["bits"],
                 mode=settings.get("mode", "affine"),
             )
+            if f"{path}.global_scale" in stored:  # an expert's largest number, by which its groups' scales were divided
+                weight = weight.astype(mx.float32) * (stored[f"{path}.global_scale"][:, None, None] / _NVFP4_LIMITS)
         yield name, weight.astype(mx.float32)

@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
 from scorepool.engine.model.config import read_config
@@ -72,3 +73,23 @@ def test_a_mend_holds_for_packed_weights(
     logits = [load_checked(folder, "float32")[0](token_ids) for folder in (packed, unpacked)]
 
     assert mx.abs(logits[0] - logits[1]).max().item() < 1e-4
+
+
+def test_experts_with_a_scale_of_their_own_are_dequantised(tmp_path: Path):
+    experts = SwitchLinear(64, 32, 4, bias=False)
+    experts.weight = mx.random.normal((4, 32, 64), key=mx.random.key(0)) * mx.array([0.01, 0.1, 1, 10])[:, None, None]
+    packed = experts.to_quantized(group_size=16, bits=4, mode="nvfp4", global_scale=True)
+    stored = {f"mlp.{name}": array for name, array in packed.parameters().items() if array is not None}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), stored)
+    save_config(
+        {"model_type": "llama", "quantization": {"group_size": 16, "bits": 4, "mode": "nvfp4"}},
+        tmp_path / "config.json",
+    )
+
+    [(name, found)] = dequantized_weights(tmp_path)
+
+    largest = mx.abs(experts.weight).max(axis=(1, 2), keepdims=True)
+    assert name == "mlp.weight"
+    assert (
+        mx.abs(found - experts.weight) / largest
+    ).max().item() < 1 / 6  # half of the step between the largest numbers

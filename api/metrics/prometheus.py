@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scorepool import wire
+from scorepool.api.http.errors import METHODS
 from scorepool.api.metrics.engine_gauges import engine_gauges
 from scorepool.api.metrics.queue_snapshot import QueueSnapshot, ResultCacheState
 
@@ -226,7 +227,7 @@ def _gauge(name: str, text: str, label: str, values: Mapping[str, float]) -> Met
 
 
 class MetricsMiddleware:
-    """Measure replies by the template of their route, so that no label holds an id."""
+    """Measure replies by the template of their route and a known method, so that no label holds a client's text."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -249,5 +250,5 @@ class MetricsMiddleware:
             await self._app(scope, receive, watch)
         finally:
             route = getattr(scope.get("route"), "path", "(none)")
-            method = scope["method"] if route != "(none)" else "(any)"
+            method = scope["method"] if route != "(none)" and scope["method"] in METHODS else "(any)"
             self._metrics.replies.labels(method, route, status).observe(time.monotonic() - started_at)

@@ -166,10 +166,12 @@ async def test_metrics_name_no_owner_and_no_text_of_a_client(serving: Serving, w
         id_ = (await http.post("/v1/jobs", json=secret_model, headers=bearer(ALICE))).json()["id"]
         await http.get(f"/v1/jobs/{id_}", headers=bearer(ALICE))
         await http.get("/made/up/path")
+        assert (await http.request("MADE-UP", "/healthz")).status_code == 405
         text = (await http.get("/metrics")).text
-    for word in ("alice", "bob", id_, "made", ALICE):
+    for word in ("alice", "bob", id_, "made", "MADE-UP", ALICE):
         assert word not in text
     assert 'scorepool_queue_jobs{queue="(unserved)",state="queued"} 1.0' in text
+    assert 'scorepool_http_reply_seconds_count{method="(any)",route="/healthz",status="405"} 1.0' in text
 
 
 async def test_prompts_and_keys_are_not_logged(serving: Serving, worker: FakeWorker, caplog: pytest.LogCaptureFixture):

@@ -5,6 +5,7 @@ FastAPI would run plain functions in a thread each.
 """
 
 import re
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated
 from urllib.request import parse_http_list
@@ -177,13 +178,12 @@ async def known_query(request: Request) -> None:
     """Refuse query parameters that the route does not have or that are given twice. Raises BadRequest."""
     dependant = request.scope["route"].dependant
     known = {parameter.alias for each in (dependant, *dependant.dependencies) for parameter in each.query_params}
-    names = [name for name, _ in request.query_params.multi_items()]
-    for name in names:
+    for name, times in Counter(name for name, _ in request.query_params.multi_items()).items():
         if name not in known:
             expected = f"expected {', '.join(sorted(known))}" if known else "this route has none"
             raise BadRequest(f"{wire.cut(name)}: unknown query parameter; {expected}", wire.cut(name))
-        if names.count(name) > 1 and not name.endswith("[]"):  # a list
-            raise BadRequest(f"{name}: given {names.count(name)} times, expected once", name)
+        if times > 1 and not name.endswith("[]"):  # a list
+            raise BadRequest(f"{name}: given {times} times, expected once", name)
 
 
 async def beta(

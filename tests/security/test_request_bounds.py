@@ -115,6 +115,16 @@ async def test_a_hostile_form_is_refused_in_bounded_time(serving: Serving, worke
     assert progress.longest_turn_s < MAX_TURN_S
 
 
+async def test_a_query_of_many_equal_names_is_refused_in_bounded_time(serving: Serving, worker: FakeWorker):
+    async with serving(api_keys=KEYS) as http, second_tenant(http) as progress:
+        await eventually(lambda: progress.answered)
+        query = "&".join(["include[]"] * 6500)  # as long as a head may be
+        reply = await http.get(f"/v1/responses/resp_1?{query}", headers=bearer(ALICE))
+        assert reply.status_code == 400
+        await asyncio.sleep(PAUSE_S)  # for the turn to be measured
+    assert progress.longest_turn_s < MAX_TURN_S
+
+
 async def test_uploads_at_once_are_bounded_for_each_key(
     serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ):

@@ -1,7 +1,9 @@
 """Reply with a job: as a whole, or as a stream if its result is in the result store."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 from scorepool import wire
@@ -21,13 +23,17 @@ class JobReplies:
 
     async def reply(
         self,
+        request: Request,
         owner: str,
         job: wire.Job,
         held: HeldResults,
         reply_format: wire.Format,
         headers: Mapping[str, str],
     ) -> Response:
-        """Encode a job that was read with `held`. Raises NotFound, TooManyResults, Unavailable."""
+        """Encode a job that was read with `held`. The body of the request must have been read.
+
+        Raises NotFound, TooManyResults, Unavailable.
+        """
         if held.stored is None:
             return await held.reply(lambda: job, reply_format, headers=headers)
         try:
@@ -37,13 +43,14 @@ class JobReplies:
             lost = await self._jobs.read(owner, job.id, held)  # says so, and logs it
             return await held.reply(lambda: lost, reply_format, headers=headers)
         frames = _rest(rest)
-        return StreamedJob(job, held.stored.num_sequences, first, frames, held, reply_format, headers)
+        return StreamedJob(request, job, held.stored.num_sequences, first, frames, held, reply_format, headers)
 
 
-async def _rest(frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _rest(frames: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
     """Pass frames on. It is too late for a status: raises StoredResultBroken."""
     try:
-        async for frame in frames:
-            yield frame
+        async with aclosing(frames):
+            async for frame in frames:
+                yield frame
     except Unavailable as error:
         raise StoredResultBroken(error.message) from None

@@ -1,14 +1,15 @@
 """Send a job whose result is in the result store, one frame at a time: no more of it is in memory."""
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 
 from msgspec.structs import replace
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from scorepool import wire
+from scorepool.api.http.bodies import while_connected
 from scorepool.api.http.errors import Unavailable
 from scorepool.api.http.formats import MEDIA_TYPES
 from scorepool.api.http.large_replies import LARGE_BYTES, HeldResults, send_body
@@ -29,15 +30,16 @@ class StreamedJob(Response):
     """Send a job with the result that frames hold, of which the first has been read.
 
     If the others cannot be read, or if the client takes them too slowly, the reply ends without its last chunk, which
-    every client reports.
+    every client reports. No more frames are read when the client has disconnected, and `frames` is closed.
     """
 
     def __init__(
         self,
+        request: Request,
         job: wire.Job,
         num_sequences: int,
         first: bytes,
-        frames: AsyncIterator[bytes],
+        frames: AsyncGenerator[bytes],
         held: HeldResults,
         reply_format: wire.Format,
         headers: Mapping[str, str],
@@ -45,17 +47,19 @@ class StreamedJob(Response):
         super().__init__(headers={"Vary": "Accept", **headers}, media_type=MEDIA_TYPES[reply_format])
         del self.headers["Content-Length"]
         self._job, self._num_sequences, self._first, self._frames = job, num_sequences, first, frames
-        self._held, self._format = held, reply_format
+        self._request, self._held, self._format = request, held, reply_format
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
-            await self._send_body(send)
+            await while_connected(self._request, self._send_body(send))
         except ClientDisconnect:
             return
         except (StoredResultBroken, Unavailable, wire.Invalid) as error:
             logger.error("the reply with a job is cut off: %s", error, extra={"job": self._job.id})
             return
+        finally:
+            await self._frames.aclose()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_body(self, send: Send) -> None:

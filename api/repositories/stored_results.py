@@ -6,7 +6,7 @@ Every API process looks for such objects; Redis tells each of them at most once 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -61,7 +61,7 @@ class StoredResults:
 
     async def begin(
         self, job_id: str, stored: StoredResult, count: Callable[[int], None]
-    ) -> tuple[bytes, AsyncIterator[bytes]]:
+    ) -> tuple[bytes, AsyncGenerator[bytes]]:
         """Read the first frame; return it and the others. Both raise Damaged and Unavailable.
 
         `count` gets the size of the first frame when a chunk of it is there, maybe several times. If it raises, the
@@ -77,7 +77,7 @@ class StoredResults:
 
     async def frames(
         self, job_id: str, stored: StoredResult, count_first: Callable[[int], None] = lambda num_bytes: None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """Read the frames of a result, one after the other. Raises Damaged, Unavailable."""
         if self._store is None:
             raise Unavailable(

@@ -90,7 +90,7 @@ async def submit(
         return reply(_accepted(submitted), reply_format, 202, headers)
     if job.status not in ENDED:
         return reply(_accepted(submitted, job.status), reply_format, 202, headers)
-    return await replies.reply(owner, job, held, reply_format, headers)
+    return await replies.reply(request, owner, job, held, reply_format, headers)
 
 
 @router.post(
@@ -185,7 +185,7 @@ async def read(
     headers = {"Preference-Applied": f"wait={granted_s:g}"} if granted_s < wait else {}
     held.leaves_stored = True
     job = await submission.wait_for_job(request, owner, job_id, held, granted_s)
-    return await replies.reply(owner, job, held, reply_format, headers)
+    return await replies.reply(request, owner, job, held, reply_format, headers)
 
 
 @router.get(

@@ -1,4 +1,4 @@
-"""Keep webhook endpoints of owners in Redis. Each change is an optimistic transaction: WATCH, read, write."""
+"""Keep webhook endpoints of owners in Redis. A change of one is an optimistic transaction: WATCH, read, write."""
 
 import base64
 import re
@@ -30,7 +30,7 @@ class WebhookEndpoints:
     def __init__(
         self, redis: Redis, settings: store.Settings, max_bytes: int = 0, copies: Sequence[Redis] = ()
     ) -> None:
-        """Load the script. `max_bytes` is Quota.max_bytes.
+        """Load the scripts. `max_bytes` is Quota.max_bytes.
 
         `copies` are the other servers of the deployment, whose jobs' ends make deliveries too. Each has all endpoints.
         """
@@ -38,7 +38,8 @@ class WebhookEndpoints:
         self._copies = copies
         self._settings = settings
         self._max_bytes = max_bytes
-        self._count_endpoint = redis.register_script(load("count_endpoint.lua"))
+        self._register = redis.register_script(load("register_endpoint.lua"))
+        self._delete = redis.register_script(load("delete_endpoint.lua"))
 
     def check_url(self, url: str, field: str) -> None:
         """Check a webhook URL; raise BadRequest if it is not allowed."""
@@ -62,36 +63,26 @@ class WebhookEndpoints:
             description=registration.description,
             created_at=await decode.now_s(self._redis),
         )
-        await self._count(owner, endpoint.id, self._redis)
         secret = new_secret()
         subscriber = wire.Subscriber(endpoint=endpoint, secrets=[wire.SigningSecret(secret=secret)])
-        key = store.Keys.endpoints_of(owner)
-
-        async def write(pipeline: Pipeline) -> None:
-            count: Any = await pipeline.hlen(key)
-            if count >= MAX_ENDPOINTS:
-                raise Conflict(f"you have {count} endpoints, which is the limit; delete one first")
-            pipeline.multi()  # type: ignore[no-untyped-call]
-            pipeline.hset(key, endpoint.id, wire.encode_json(subscriber))
-
-        await self._redis.transaction(write, key)
         try:
-            for copy in self._copies:
-                await self._count(owner, endpoint.id, copy)
-                await copy.hset(key, endpoint.id, wire.encode_json(subscriber))
+            for redis in (self._redis, *self._copies):
+                await self._register_on(redis, owner, subscriber)
         except BaseException:  # nobody learns its secret
             for redis in (self._redis, *self._copies):
                 with suppress(RedisError):
-                    await redis.hdel(key, endpoint.id)
+                    await self._delete(args=[owner, endpoint.id], client=redis)
             raise
         return wire.WebhookSecret(endpoint=endpoint, secret=secret)
 
-    async def _count(self, owner: str, endpoint_id: str, redis: Redis) -> None:
-        """Count the deliveries that the owner's present jobs will make; raise Conflict if there is no room for them."""
-        if not self._max_bytes:
-            return
-        answer: Any = await self._count_endpoint(args=[owner, endpoint_id, self._max_bytes], client=redis)
-        if answer != [b"counted"]:
+    async def _register_on(self, redis: Redis, owner: str, subscriber: wire.Subscriber) -> None:
+        """Register an endpoint on one server; raise Conflict if its owner has too many, or no room for deliveries."""
+        body, max_bytes = wire.encode_json(subscriber), self._max_bytes
+        args: list[str | bytes | int] = [owner, subscriber.endpoint.id, body, MAX_ENDPOINTS, max_bytes]
+        answer: Any = await self._register(args=args, client=redis)
+        if answer[0] == b"too_many":
+            raise Conflict(f"you have {answer[1]} endpoints, which is the limit; delete one first")
+        if answer != [b"registered"]:
             raise Conflict(
                 f"your jobs would make deliveries of about {answer[3]} bytes to this endpoint, and there is no room "
                 "for them (SCOREPOOL_MAX_BYTES_PER_KEY); register it when jobs have ended and expired, or delete some"
@@ -155,9 +146,8 @@ class WebhookEndpoints:
         """Delete an endpoint, so that its pending deliveries fail; raise NotFound."""
         _check_id(endpoint_id)
         await self._read_copies(owner, endpoint_id)  # it is deleted on all servers, or, if one does not answer, on none
-        deleted = [
-            await redis.hdel(store.Keys.endpoints_of(owner), endpoint_id) for redis in (self._redis, *self._copies)
-        ]
+        servers = (self._redis, *self._copies)
+        deleted = [await self._delete(args=[owner, endpoint_id], client=redis) for redis in servers]
         if not any(deleted):
             raise _endpoint_not_found(endpoint_id)
 

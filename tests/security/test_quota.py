@@ -10,6 +10,7 @@ from redis import Redis
 from rq.queue import Queue
 
 from scorepool import store, wire
+from scorepool.api.repositories.webhook_endpoints import MAX_ENDPOINTS
 from scorepool.store.scripts import load
 from scorepool.worker.claims.leases import Claim, Leases
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually, generate
@@ -218,3 +219,24 @@ async def test_endpoints_that_are_registered_after_the_jobs_count_with_the_deliv
         reserved = [reply.json()["endpoint"]["id"] for reply in replies[:2]]
         sizes = map(int, redis.hmget(store.Keys.sizes_of("alice"), reserved))
         assert used_bytes(redis, "alice") - sum(sizes) <= LIMIT_BYTES
+
+
+async def test_an_endpoint_counts_no_longer_than_it_is_registered(serving: Serving, redis: Redis, worker: FakeWorker):
+    async with serving(api_keys=KEYS, max_bytes_per_key=2 * LIMIT_BYTES) as http:
+
+        async def register() -> httpx.Response:
+            body = {"url": "https://hooks.example/"}
+            return await http.post("/v1/webhooks/endpoints", json=body, headers=bearer(ALICE))
+
+        assert (await submit(http, ALICE, prompt="a")).status_code == 202
+        before = used_bytes(redis, "alice")
+        registered = [(await register()).json()["endpoint"]["id"] for _ in range(MAX_ENDPOINTS)]
+        counted = used_bytes(redis, "alice")
+        assert counted > before
+        refused = await register()
+        assert (refused.status_code, "which is the limit" in refused.text) == (409, True)
+        assert used_bytes(redis, "alice") == counted
+        for endpoint_id in registered:
+            path = f"/v1/webhooks/endpoints/{endpoint_id}"
+            assert (await http.delete(path, headers=bearer(ALICE))).status_code == 204
+        assert used_bytes(redis, "alice") == before

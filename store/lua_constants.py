@@ -18,12 +18,14 @@ from scorepool.store.keys import (
     Keys,
 )
 from scorepool.store.rq_keys import RqKeys
+from scorepool.wire.file import FILE_KEPT_S
 from scorepool.wire.stored_result import MAX_RECORD_BYTES
 
 LUA_CONSTANTS: dict[str, str | int] = {
     "DELIVER": DELIVER,
     "WEBHOOKS": WEBHOOKS,
     "DELIVERY_KEPT_S": DELIVERY_KEPT_S,
+    "LIST_KEPT_S": 2 * FILE_KEPT_S,  # of files and batches: a batch with the longest window, from its creation
     "MEMORY_FOR_NEW": MEMORY_FOR_NEW,
     "MEMORY_FOR_CLAIMS": MEMORY_FOR_CLAIMS,
     # ours; a name that ends in _ is a prefix

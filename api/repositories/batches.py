@@ -14,7 +14,7 @@ from scorepool import store, wire
 from scorepool.api.http.errors import BadRequest, Conflict, NotFound, QueueFull
 from scorepool.api.repositories import decode, files
 from scorepool.api.repositories.owned import Row, read_owned
-from scorepool.api.repositories.pages import add_to_list, page_after
+from scorepool.api.repositories.pages import page_after
 from scorepool.api.repositories.queue import idempotency_key_reused
 from scorepool.api.repositories.quota import Quota, refusal
 from scorepool.store.scripts import load
@@ -22,7 +22,6 @@ from scorepool.wire.batch import Batch, BatchStatus, CreateBatch, LineEndpoint, 
 from scorepool.wire.file import FILE_KEPT_S, FileObject
 
 LIVE_RETRY_S = 60  # Retry-After of a name that has too many batches
-CREATED_IN_S = 60  # after which a batch that was counted is looked for: its creation may have failed
 FIELDS = ("state", "cancel")  # of a batch's hash
 ALIVE: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing")
 _ID = re.compile(r"batch_[0-9a-f]{32}")
@@ -74,8 +73,7 @@ class Batches:
         self._redis = redis
         self._quota = quota
         self._max_live = max_live  # batches of one owner that have not ended
-        self._add_live = redis.register_script(load("add_live_batch.lua"))
-        self._count_batch = redis.register_script(load("count_batch.lua"))
+        self._create_batch = redis.register_script(load("create_batch.lua"))
         self._delete_batch = redis.register_script(load("delete_batch.lua"))
 
     async def create(self, owner: str, body: CreateBatch, unique_id: str, num_lines: int = 0) -> Batch:
@@ -98,42 +96,37 @@ class Batches:
         )
         ttl_s = FILE_KEPT_S if body.output_expires_after is None else body.output_expires_after.seconds
         progress = BatchProgress(batch=batch, output_ttl_s=ttl_s)
-        source, own = store.Keys.file(body.input_file_id), store.Keys.batch(batch.id)
-        earlier: list[BatchProgress] = []
-
-        async def write(pipeline: Pipeline) -> None:
-            rows = await read_owned(pipeline, owner, [own], FIELDS)
-            earlier[:] = [found for row in rows if (found := _progress(row))]
-            if earlier:
-                return
-            [row] = await read_owned(pipeline, owner, [source], ["file"])
-            file = decode.message(row[0], FileObject, "msgpack") if row else None
-            if file is None:
-                raise files.file_not_found(body.input_file_id, "input_file_id")
-            if file.purpose != "batch":
-                raise BadRequest("input_file_id: expected a file whose purpose is 'batch'", "input_file_id")
-            if not await self._add_live(keys=[store.Keys.batches], args=[owner, batch.id, self._max_live]):
-                raise QueueFull(
-                    f"{self._max_live} of your batches have not ended (SCOREPOOL_MAX_BATCHES_PER_KEY); wait for one, "
-                    "or cancel one",
-                    LIVE_RETRY_S,
-                )
-            if self._quota.max_bytes:
-                await self._count(owner, batch.id)
-            pipeline.multi()  # type: ignore[no-untyped-call]
-            pipeline.hset(source, store.Keys.file_reader(batch.id), "1")
-            for key in (source, store.Keys.file_parts(body.input_file_id), store.Keys.files_of(owner)):
-                pipeline.expire(key, body.window_s + INPUT_FILE_MARGIN_S, gt=True)
-            pipeline.hset(own, mapping={"owner": owner, "state": wire.encode(progress)})
-            add_to_list(pipeline, store.Keys.batches_of(owner), batch.id, now, body.window_s + FILE_KEPT_S)
-            pipeline.zadd(store.Keys.batches, {batch.id: 0})
-
-        await self._redis.transaction(write, source, own)
-        if not earlier:
-            return batch
-        if not _is_made_by(earlier[0], body, ttl_s):
+        keys = [store.Keys.batch(batch.id), store.Keys.file(body.input_file_id)]
+        earlier, source = await read_owned(self._redis, owner, keys, ["state", "file"])
+        if earlier is None:
+            _check_input_file(source and source[1], body.input_file_id)
+            if await self._write(owner, progress, body.window_s):
+                return batch
+            [earlier] = await read_owned(self._redis, owner, keys[:1], ["state"])  # another request was faster
+        if (found := _progress(earlier)) is None:
+            raise _batch_not_found(batch.id)
+        if not _is_made_by(found, body, ttl_s):
             raise idempotency_key_reused()
         return await self.read(owner, batch.id)
+
+    async def _write(self, owner: str, progress: BatchProgress, window_s: int) -> bool:
+        """Write a new batch; return False if it is there already. Raise NotFound, QueueFull, TooLarge."""
+        batch = progress.batch
+        listed_s, file_kept_s = window_s + FILE_KEPT_S, window_s + INPUT_FILE_MARGIN_S
+        args: list[str | bytes | int] = [owner, batch.id, batch.input_file_id, wire.encode(progress)]
+        args += [listed_s, file_kept_s, self._max_live, store.BATCH_BYTES, self._quota.max_bytes]
+        answer = await self._create_batch(keys=[store.Keys.batches], args=args)
+        if answer == [b"no_file"]:
+            raise files.file_not_found(batch.input_file_id, "input_file_id")
+        if answer == [b"too_many"]:
+            raise QueueFull(
+                f"{self._max_live} of your batches have not ended (SCOREPOOL_MAX_BATCHES_PER_KEY); wait for one, "
+                "or cancel one",
+                LIVE_RETRY_S,
+            )
+        if answer not in ([b"created"], [b"known"]):
+            raise refusal(answer)
+        return bool(answer == [b"created"])
 
     async def owner(self, batch_id: str) -> str | None:
         """Return whose batch this is, for those who may see every owner's; None if there is none."""
@@ -190,16 +183,19 @@ class Batches:
         await self._redis.transaction(write, key)
         return await self.read(owner, batch_id)
 
-    async def _count(self, owner: str, batch_id: str) -> None:
-        args: list[str | int] = [owner, batch_id, store.BATCH_BYTES, self._quota.max_bytes, CREATED_IN_S]
-        answer = await self._count_batch(args=args)
-        if answer != [b"counted"]:
-            raise refusal(answer)
-
     async def _read(self, owner: str, batch_ids: Sequence[str]) -> list[Batch | None]:
         keys = [store.Keys.batch(batch_id) for batch_id in batch_ids]
         now = await decode.now_s(self._redis)
         return [_to_batch(row, now) for row in await read_owned(self._redis, owner, keys, FIELDS)]
+
+
+def _check_input_file(packed: object, file_id: str) -> None:
+    """Check the record of a file from which a batch is made; raise NotFound, BadRequest."""
+    file = decode.message(packed, FileObject, "msgpack")
+    if file is None:
+        raise files.file_not_found(file_id, "input_file_id")
+    if file.purpose != "batch":
+        raise BadRequest("input_file_id: expected a file whose purpose is 'batch'", "input_file_id")
 
 
 def _progress(row: Row | None) -> BatchProgress | None:

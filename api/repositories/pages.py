@@ -14,22 +14,18 @@ from redis.asyncio.client import Pipeline
 from scorepool import wire
 from scorepool.api.http.errors import BadRequest
 from scorepool.api.repositories import decode
-from scorepool.wire.file import FILE_KEPT_S
+from scorepool.store.scripts import load
 
 T = TypeVar("T")
 CURSOR = r"^[0-9]{1,12}\.[0-9]{6}$"  # the time at which an item was created (unix, s)
 SCAN_SIZE = 200  # items that are read in one round trip while a page is filled
 MAX_SCANNED = 2000  # per page, so that a filter with few matches gives short pages and not slow ones
-LONGEST_KEPT_S = 2 * FILE_KEPT_S  # a batch with the longest window, from its creation
+_ADD = load("add_to_list.lua")
 
 
 def add_to_list(pipeline: Pipeline, key: str, item_id: str, created_at: float, ttl_s: int) -> None:
-    """Add the commands that list an item for at least `ttl_s`. The list expires with the item that is kept longest."""
-    pipeline.expire(key, LONGEST_KEPT_S, nx=True)  # a list of the previous release, which set no expiry
-    pipeline.zadd(key, {item_id: created_at}, nx=True)
-    pipeline.zremrangebyscore(key, "-inf", created_at - LONGEST_KEPT_S)
-    pipeline.expire(key, ttl_s, nx=True)  # GT leaves a key without an expiry alone
-    pipeline.expire(key, ttl_s, gt=True)
+    """Add the command that lists an item for at least `ttl_s`. `created_at` is a unix time, s."""
+    pipeline.eval(_ADD, 0, key, item_id, created_at, ttl_s)
 
 
 def check_cursor(cursor: str | None) -> None:

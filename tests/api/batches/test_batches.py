@@ -14,6 +14,7 @@ from redis.asyncio import Redis as AsyncRedis
 from rq.job import JobStatus
 
 import scorepool.api.repositories.queue
+import scorepool.api.server
 from scorepool import store, wire
 from scorepool.api.batches import advance, collect, driver, lines, start_lines, validate
 from scorepool.api.batches.batch_lease import BatchLease, LeaseLost
@@ -711,3 +712,19 @@ async def test_a_key_has_a_bounded_number_of_batches_that_have_not_ended(
         await http.post(f"/v1/batches/{first}/cancel")
         await until(http, first, has("cancelled"))
         assert (await http.post("/v1/batches", json=body)).status_code == 200
+
+
+async def test_many_batches_are_created_at_once_on_few_connections(
+    serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(scorepool.api.server, "MAX_CONNECTIONS", 4)
+    async with serving(api_keys=KEYS, max_bytes_per_key=2**30) as http, asyncio.timeout(30):
+        file_id = (await upload(http, jsonl(1), headers=bearer(ALICE))).json()["id"]
+        body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+        creating = [asyncio.create_task(http.post("/v1/batches", json=body, headers=bearer(ALICE))) for _ in range(100)]
+        await asyncio.wait(creating, return_when=asyncio.FIRST_COMPLETED)
+        assert (await http.get("/v1/jobs", headers=bearer(BOB))).status_code == 200
+        assert not all(task.done() for task in creating)  # Bob has not waited for them
+        replies = await asyncio.gather(*creating)
+        assert {reply.status_code for reply in replies} == {200}
+        assert len({reply.json()["id"] for reply in replies}) == 100

@@ -24,14 +24,20 @@ def sent_format(content_type: str | None) -> wire.Format:
     expected = "expected application/json or application/msgpack"
     if not content_type:
         raise ValueError(f"Content-Type is missing; {expected}")
+    media_type = media_type_of(content_type)
+    if media_type not in FORMATS:
+        raise ValueError(f"Content-Type: {wire.cut(media_type)} is not read; {expected}")
+    return FORMATS[media_type]
+
+
+def media_type_of(content_type: str) -> str:
+    """Return the media type that a Content-Type names. Raises ValueError with a sentence if a charset is not UTF-8."""
     media_type, *parameters = (part.strip().lower() for part in content_type.split(";"))
     for parameter in parameters:
         name, _, value = parameter.partition("=")
         if name == "charset" and value.strip('"') not in ("utf-8", "utf8"):
             raise ValueError(f"Content-Type: charset {wire.cut(value)} is not read; send utf-8")
-    if media_type not in FORMATS:
-        raise ValueError(f"Content-Type: {wire.cut(media_type)} is not read; {expected}")
-    return FORMATS[media_type]
+    return media_type
 
 
 def accepted_format(accept: Sequence[str]) -> wire.Format:

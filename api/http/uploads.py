@@ -3,7 +3,6 @@
 Names and fields are UTF-8. A charset is refused: the form parser would decode with any codec that Python has.
 """
 
-from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
@@ -11,16 +10,16 @@ from typing import Generic, TypeVar
 import python_multipart  # noqa: F401 - if it is missing, starlette reports it at the first upload only
 from msgspec import Struct
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from scorepool import wire
 from scorepool.api.http.bodies import body_chunks
 from scorepool.api.http.errors import BadRequest, TooLarge, UnsupportedMedia
+from scorepool.api.http.forms import MAX_FIELDS, check_field_names
 
 FRAME_BYTES = 64 * 1024  # what a body may have beside the file: boundaries, headers, other fields
-MAX_FIELDS = 8
 MAX_FIELD_BYTES = 1024
 MAX_DIGITS = 18  # of a field that is read as a number
 UTF8 = (b"utf-8", b"utf8")
@@ -103,7 +102,7 @@ async def uploaded(request: Request, fields_type: type[T], max_bytes: int) -> As
     except MultiPartException as error:
         raise BadRequest(f"the body is not multipart/form-data: {error.message}") from None
     try:
-        _check_names(form)
+        check_field_names(name for name, _ in form.multi_items())
         texts = {name: value for name, value in form.items() if isinstance(value, str)}
         file = form.get("file")
         if not isinstance(file, UploadFile):
@@ -115,13 +114,6 @@ async def uploaded(request: Request, fields_type: type[T], max_bytes: int) -> As
         yield Uploaded(_parse_fields(texts, fields_type), file.filename or "", file)
     finally:
         await form.close()
-
-
-def _check_names(form: FormData) -> None:
-    """Check that no name is given twice. Raises BadRequest."""
-    [(name, times)] = Counter(name for name, _ in form.multi_items()).most_common(1) or [("", 1)]
-    if times > 1:
-        raise BadRequest(f"{wire.cut(name)}: given {times} times, expected once", wire.cut(name))
 
 
 def _parse_fields(texts: dict[str, str], fields_type: type[T]) -> T:

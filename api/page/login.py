@@ -2,13 +2,14 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Form, Query
+from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from scorepool.api.auth import digest_of
 from scorepool.api.dependencies import KeyringDep, SessionsDep, SettingsDep
 from scorepool.api.http.errors import Unauthorized
+from scorepool.api.http.forms import read_form
 from scorepool.api.page.rendering import HEADERS, PageRoute, html, own_path
 from scorepool.api.page.viewer import COOKIE, OwnOrigin, set_cookie
 
@@ -24,22 +25,17 @@ async def form(keyring: KeyringDep, after: Annotated[str, Query(alias="next", ma
 
 
 @router.post("/login", dependencies=[OwnOrigin])
-async def login(
-    request: Request,
-    keyring: KeyringDep,
-    sessions: SessionsDep,
-    settings: SettingsDep,
-    key: Annotated[str, Form(max_length=1024)] = "",
-    after: Annotated[str, Form(alias="next", max_length=2048)] = "/",
-) -> Response:
+async def login(request: Request, keyring: KeyringDep, sessions: SessionsDep, settings: SettingsDep) -> Response:
     """Begin a session."""
+    fields = await read_form(request)
+    key, after = fields.get("key", "").strip(), own_path(fields.get("next", "/"))
     try:
-        owner = keyring.owner(key.strip())
+        owner = keyring.owner(key)
     except Unauthorized:
-        return html("login.html", 401, viewer=None, error="This server does not know this key.", after=own_path(after))
-    reply = RedirectResponse(own_path(after), 303, HEADERS)
+        return html("login.html", 401, viewer=None, error="This server does not know this key.", after=after)
+    reply = RedirectResponse(after, 303, HEADERS)
     if keyring:
-        set_cookie(reply, request, settings, await sessions.create(owner, digest_of(key.strip())))
+        set_cookie(reply, request, settings, await sessions.create(owner, digest_of(key)))
     return reply
 
 

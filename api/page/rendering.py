@@ -122,7 +122,9 @@ class PageRoute(APIRoute):
             except LoginNeeded:
                 return RedirectResponse(login_path(request), 303, HEADERS)
             except ApiError as error:
-                return error_page(request, error.status, error.message)
+                reply = error_page(request, error.status, error.message)
+                reply.headers.update(error.headers)
+                return reply
             except RequestValidationError as error:
                 return error_page(request, 400, bad_parameter(error).message)
             except RedisError:

@@ -17,7 +17,7 @@ from scorepool.api.dialects.sglang.score import SCORE
 from scorepool.api.event_cursor import EventCursor
 from scorepool.api.http.errors import TooLarge
 from scorepool.api.submission import Submission
-from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually, generate
+from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually, generate, trickle
 from tests.api.fake_worker import FakeWorker
 from tests.security.hostile_bodies import ROUTES, hostile_bodies
 from tests.security.second_tenant import PAUSE_S, second_tenant
@@ -113,6 +113,58 @@ async def test_a_hostile_form_is_refused_in_bounded_time(serving: Serving, worke
         assert reply.status_code in (400, 413), reply.text
     assert len(reply.content) < 1000
     assert progress.longest_turn_s < MAX_TURN_S
+
+
+LOGIN = {"Origin": "http://127.0.0.1:8000", "Content-Type": "application/x-www-form-urlencoded"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({"Content-Type": f"{BOUNDARY}; charset=punycode"}, form(field("key", b"a" * 50_000)), 415),
+        ({"Content-Type": BOUNDARY}, form(field("key", ALICE.encode())), 415),
+        ({"Content-Type": f"{LOGIN['Content-Type']}; charset=punycode"}, b"key=a", 415),
+        ({}, b"key=\xff", 400),
+        ({}, b"key=%ff", 400),
+        ({}, b"key=a&key=b", 400),
+        ({}, b"&".join(b"%d=a" % number for number in range(9)), 400),
+        ({}, b"key=" + b"%41" * 100_000, 413),
+    ],
+)
+async def test_a_login_takes_a_short_form_of_utf8(
+    serving: Serving, worker: FakeWorker, headers: dict[str, str], body: bytes, status: int
+):
+    async with serving(api_keys=KEYS) as http:
+        reply = await http.post("/login", content=body, headers=LOGIN | headers)
+        assert (reply.status_code, "set-cookie" in reply.headers) == (status, False)
+
+
+@pytest.mark.parametrize(
+    ("origin", "status", "most_read"), [("https://evil.example", 403, 0), (LOGIN["Origin"], 413, 2)]
+)
+async def test_a_login_of_another_origin_is_refused_unread_and_a_long_one_at_its_limit(
+    serving: Serving, worker: FakeWorker, origin: str, status: int, most_read: int
+):
+    num_read = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal num_read
+        while num_read < 100:
+            num_read += 1
+            yield b"key=" + b"a" * 10_000
+
+    async with serving(api_keys=KEYS) as http:
+        reply = await http.post("/login", content=body(), headers=LOGIN | {"Origin": origin})
+    assert (reply.status_code, num_read <= most_read) == (status, True)
+
+
+async def test_a_login_that_comes_too_slowly_is_refused(
+    serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("scorepool.api.http.bodies.BODY_GRACE_S", 0.1)
+    async with serving(api_keys=KEYS) as http, asyncio.timeout(30):
+        reply = await http.post("/login", content=trickle(), headers=LOGIN)
+    assert (reply.status_code, reply.headers["Connection"]) == (408, "close")
 
 
 async def test_a_query_of_many_equal_names_is_refused_in_bounded_time(serving: Serving, worker: FakeWorker):

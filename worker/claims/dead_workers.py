@@ -14,12 +14,22 @@ from scorepool.worker.redis_link.wrong_types import execute_reads, has_type
 
 
 def machine_id() -> str:
-    """Return a name of this machine that differs from those of others with its hostname; empty if it has none.
+    """Return a name of what has our process ids: of this machine, or of this container; empty if it has none.
 
     `getnode` returns a hardware address. If it finds none, it makes one up and sets the multicast bit.
+    Containers that share both name and address differ in their PID namespaces. One that is restarted may get another
+    name: then its former jobs wait for the end of their leases.
     """
     node = getnode()
-    return "" if node >> 40 & 1 else f"{socket.gethostname()}/{node:012x}"
+    return "" if node >> 40 & 1 else "/".join([socket.gethostname(), f"{node:012x}", *_pid_namespace()])
+
+
+def _pid_namespace() -> list[str]:
+    """Return the number of our PID namespace; none where the system has no such namespaces."""
+    try:
+        return [str(os.stat("/proc/self/ns/pid").st_ino)]
+    except OSError:
+        return []
 
 
 def leases_of_dead(connection: Redis, queues: Sequence[Queue], name: str, *, is_starting: bool) -> list[list[str]]:
@@ -59,7 +69,7 @@ def is_dead(connection: Redis, name: str) -> bool:
     host, pid = connection.hmget(RqKeys.worker(name), "machine", "pid")
     if not host or not pid or not pid.isdigit() or host != machine_id().encode():
         return False
-    if int(pid) == os.getpid():  # our own pid: the only process of a container gets the same pid at each start
+    if int(pid) == os.getpid():  # our own pid: the only process of a container often gets the same one at each start
         return True
     try:
         os.kill(int(pid), 0)

@@ -139,7 +139,8 @@ class WorkerProcess(BaseWorker):
                 super().register_birth()
         except ValueError:
             raise SettingsError(
-                f"--name {self.name}: a worker of that name lives, or died a moment ago on another machine"
+                f"--name {self.name}: a worker of that name lives, or died a moment ago on another machine or in "
+                "another container"
             ) from None
 
     def heartbeat(self, timeout: int | None = None, pipeline: Pipeline | None = None) -> None:

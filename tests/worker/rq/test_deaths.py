@@ -1,7 +1,9 @@
 """Deaths of workers, Redis and the engine: no job is lost, and no end is recorded twice."""
 
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -69,6 +71,28 @@ def test_jobs_of_a_dead_worker_on_another_machine_run_again_when_its_leases_expi
 
     until(lambda: len(done(redis)) == 5)
     assert Counter(done(redis)) == Counter(ids)
+
+
+UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+IS_DEAD = """
+import sys
+from redis import Redis
+from scorepool.worker.claims.dead_workers import is_dead
+print(is_dead(Redis.from_url(sys.argv[1]), "w"))
+"""
+
+
+def test_two_containers_of_one_hostname_and_address_do_not_take_each_others_workers_for_dead(
+    redis: Redis, redis_url: str, root: Path, workers: Workers
+):
+    if shutil.which("unshare") is None or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode:
+        pytest.skip("no process may have a PID namespace of its own here")
+    workers.start("--name", "w", SCOREPOOL_LEASE_S="20")
+    until(lambda: redis.hget("rq:worker:w", "machine"))
+
+    command = [*UNSHARE, sys.executable, "-c", IS_DEAD, redis_url]
+
+    assert subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_a_worker_whose_leases_expired_cannot_write_results(redis: Redis, workers: Workers):

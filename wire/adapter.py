@@ -36,11 +36,20 @@ class UnloadAdapter(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class AdapterRecord(Struct, frozen=True, kw_only=True):
-    """Hold in Redis what the workers of a model do with the adapter of a name."""
+    """Hold in Redis what the workers of a model do with the adapter of a name.
+
+    A staged record holds the one before it, which stays in force: the process that decides may die.
+    """
 
     serial: str  # of this act; the same act of all workers
     path: str
     state: Literal["staged", "served", "unloaded"]
+    before: "AdapterRecord | None" = None  # of a staged one, if there is one; another release may ignore it
+
+    @property
+    def in_force(self) -> "AdapterRecord | None":
+        """Return the record that says what is served under the name; None if there is none yet."""
+        return self.before if self.state == "staged" else self
 
 
 class AdapterReport(Struct, frozen=True, kw_only=True):

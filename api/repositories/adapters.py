@@ -4,6 +4,7 @@
                                                              └─► one could not: the record before
 
 Records stay in Redis, so that a worker that starts later loads the same (worker/inference/adapter_follower.py).
+A staged record holds the one before it: if this process dies meanwhile, workers still know what is served.
 """
 
 import asyncio
@@ -42,9 +43,9 @@ class Adapters:
         serial, redis = uuid4().hex, self._redis_of(base.id)
         async with _Lock(redis, base.id):
             key, name = store.Keys.adapters(base.id), body.lora_name
-            before = await redis.hget(key, name)
-            record = wire.AdapterRecord(serial=serial, path=body.lora_path, state="staged")
-            await redis.hset(key, name, wire.encode(record))
+            before = await self._in_force(base.id, name)
+            staged = wire.AdapterRecord(serial=serial, path=body.lora_path, state="staged", before=before)
+            await redis.hset(key, name, wire.encode(staged))
             try:
                 fingerprint = await self._until_staged(base.id, serial)
                 served = wire.AdapterRecord(serial=serial, path=body.lora_path, state="served")
@@ -121,8 +122,13 @@ class Adapters:
 
     async def _is_unloaded(self, base: str, name: str) -> bool:
         """True if an adapter was unloaded, whatever a worker still shows: a late heartbeat is from before."""
-        record = decode.message(await self._redis_of(base).hget(store.Keys.adapters(base), name), wire.AdapterRecord)
+        record = await self._in_force(base, name)
         return record is not None and record.state == "unloaded"
+
+    async def _in_force(self, base: str, name: str) -> wire.AdapterRecord | None:
+        """Return the record that says what is served under a name, also after the death of a process that staged."""
+        record = decode.message(await self._redis_of(base).hget(store.Keys.adapters(base), name), wire.AdapterRecord)
+        return None if record is None else record.in_force
 
     async def _reports(self, base: str, serial: str) -> dict[str, wire.AdapterReport]:
         """Return the reports about an act, by worker."""
@@ -136,11 +142,11 @@ class Adapters:
         return found
 
 
-async def _restore(redis: Redis, key: str, name: str, before: bytes | str | None) -> None:
+async def _restore(redis: Redis, key: str, name: str, before: wire.AdapterRecord | None) -> None:
     if before is None:
         await redis.hdel(key, name)
     else:
-        await redis.hset(key, name, before)
+        await redis.hset(key, name, wire.encode(before))
 
 
 def _fingerprint(model: wire.ServedModel, name: str) -> str | None:

@@ -19,8 +19,12 @@ def adapter(fingerprint: str = "a" * 64) -> wire.ServedAdapter:
 
 
 def record(redis: Redis) -> wire.AdapterRecord | None:
-    value = redis.hget(store.Keys.adapters("demo"), "sql")
+    value = record_bytes(redis)
     return None if value is None else wire.parse(value, wire.AdapterRecord, "msgpack")
+
+
+def record_bytes(redis: Redis) -> bytes | None:
+    return redis.hget(store.Keys.adapters("demo"), "sql")
 
 
 def report(redis: Redis, worker: FakeWorker, **values: Any) -> None:
@@ -112,6 +116,26 @@ async def test_no_worker_serves_what_one_cannot_load(
     assert reply.status_code == 400
     assert message in reply.json()["error"]["message"]
     assert record(redis) is None
+
+
+async def test_what_is_served_stays_known_when_the_process_that_replaces_it_dies(
+    serving: Serving, redis: Redis, two: list[FakeWorker]
+):
+    served = wire.AdapterRecord(serial="a", path="/adapters/sql", state="served")
+    redis.hset(store.Keys.adapters("demo"), "sql", wire.encode(served))
+    for worker in two:
+        worker.register(adapters=[adapter()])
+    left = None  # by a process that dies
+    async with serving() as http:
+        for _ in range(2):
+            loading = asyncio.create_task(http.post("/v1/load_lora_adapter", json=LOAD | {"load_inplace": True}))
+            await eventually(lambda left=left: record(redis).state == "staged" and record_bytes(redis) != left)
+            left = record_bytes(redis)
+            assert record(redis).in_force == served
+            report(redis, two[0], error="it has NaN")
+            assert (await loading).status_code == 400
+            assert record(redis) == served
+            redis.hset(store.Keys.adapters("demo"), "sql", left)
 
 
 async def test_only_operators_may_change_adapters(serving: Serving, two: list[FakeWorker]):

@@ -4,7 +4,8 @@
     served    serve it between two steps ──► show it in the registration
     unloaded  serve it no more; jobs that run with it end
 
-A worker that starts does at once what Redis says. The records are in api/repositories/adapters.py's hands.
+A worker that starts does at once what Redis says. A staged record holds the one before it, which is followed until the
+API has decided. The records are in api/repositories/adapters.py's hands.
 """
 
 import logging
@@ -79,11 +80,11 @@ class AdapterFollower:
             self._engine.control(UnstageAdapter(name)).result()
         has_changed = False
         for name, record in records.items():
+            if (in_force := record.in_force) is not None and self._done.get(name) != in_force.serial:
+                self._done[name] = in_force.serial
+                has_changed |= self._serve(name, in_force) if in_force.state == "served" else self._unload(name)
             if record.state == "staged":
                 self._stage(name, record)
-            elif self._done.get(name) != record.serial:
-                self._done[name] = record.serial
-                has_changed |= self._serve(name, record) if record.state == "served" else self._unload(name)
         return has_changed
 
     def _read(self) -> dict[str, AdapterRecord]:

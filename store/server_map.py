@@ -83,6 +83,10 @@ class ServerMap(Struct, frozen=True):
         """True if all jobs are on one server."""
         return len(self.servers) == 1
 
+    def is_mapped(self, name: str) -> bool:
+        """True if the map names the model."""
+        return any(name in server.models for server in self.servers)
+
     def of_model(self, name: str) -> int:
         """Return the index of the server of a model, by the name that the map has."""
         return next((index for index, server in enumerate(self.servers) if name in server.models), HOME)

@@ -20,6 +20,7 @@ from scorepool.wire.batch import BatchError, BatchErrors, RequestCounts
 from scorepool.wire.file import FILE_KEPT_S
 
 BUSY_S, IDLE_S = 0.05, 0.5  # until the batch is due again
+VALIDATE_AGAIN_S = 10.0  # the same, of one that cannot be validated while a server does not answer
 ANNOUNCE = load("announce_batch.lua")
 
 
@@ -27,8 +28,7 @@ async def advance(services: BatchServices, lease: BatchLease) -> float:
     """Do some work on the batch; return the seconds until it is due again. Raise LeaseLost."""
     match lease.batch.status:
         case "validating":
-            await _validate(services, lease)
-            return 0.0
+            return await _validate(services, lease)
         case "finalizing":
             await _finish(lease, "completed")
             return 0.0
@@ -55,14 +55,17 @@ def _ending(lease: BatchLease) -> Ending | None:
     return "expired" if lease.now >= lease.batch.expires_at else None
 
 
-async def _validate(services: BatchServices, lease: BatchLease) -> None:
+async def _validate(services: BatchServices, lease: BatchLease) -> float:
+    """Validate the input file; return the seconds until the batch is due again. Raise LeaseLost."""
     if lease.cancel_at is not None:
         await _finish(lease, "cancelled")
-        return
+        return 0.0
     validation = await validate(services, lease)
     if validation.errors:
         await _finish(lease, "failed", validation.errors)
-        return
+        return 0.0
+    if not validation.is_complete:
+        return VALIDATE_AGAIN_S
     batch = replace(
         lease.batch,
         status="in_progress",
@@ -71,6 +74,7 @@ async def _validate(services: BatchServices, lease: BatchLease) -> None:
         request_counts=RequestCounts(total=validation.num_lines),
     )
     await lease.commit(replace(lease.progress, batch=batch))
+    return 0.0
 
 
 async def _end(lease: BatchLease, ending: Ending | None) -> None:

@@ -14,7 +14,7 @@ from scorepool.store.outage import Outage
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5  # pause while no batch is due
-RETRY_S = 2.0  # pause after an error: a loop that fails before it waits would block the process, and its signals
+RETRY_S = 2.0  # pause if none can be claimed: a loop that never waits would block the process, and its signals
 
 
 class Driver:
@@ -43,13 +43,27 @@ class Driver:
             except (RedisError, OSError) as error:
                 outage.failed("batches wait for Redis: %s", error)
                 await asyncio.sleep(RETRY_S)
-            except Exception:  # a fault of one batch or of its record does not stop the others
-                logger.exception("a batch failed to advance; it is due again after its lease")
+            except Exception:  # a record that cannot be read does not stop the other batches
+                logger.exception("a batch cannot be claimed; it is due again after its lease")
                 await asyncio.sleep(RETRY_S)
 
     async def _advance(self, lease: BatchLease) -> None:
+        """Advance a batch, then charge its owner for the time. Raise RedisError if home does not answer.
+
+        A batch that fails does not stop the others: it is due again as if its driver had died.
+        """
+        failure: Exception | None = None
         try:
             due_in_s = await advance(self._services, lease)
         except LeaseLost:
             due_in_s = 0.0
+        except Exception as error:
+            due_in_s, failure = self._services.settings.lease_s, error
         await lease.release(due_in_s)
+        if failure is not None:
+            has_traceback = not isinstance(failure, RedisError | OSError)
+            logger.error(
+                "the batch %s failed to advance; it is due again in %g s: %r",
+                *(lease.batch_id, due_in_s, failure),
+                exc_info=failure if has_traceback else None,
+            )

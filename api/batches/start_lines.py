@@ -34,17 +34,18 @@ Jobs = dict[LineInProgress, tuple[bytes, list[wire.Request]]]  # lines with thei
 
 
 class Started(NamedTuple):
-    """Hold the lines of one chunk that were read: those with jobs, and those that ended without."""
+    """Hold the lines of one chunk that were read: those with jobs, those that wait, and those that ended without."""
 
     progress: BatchProgress
     jobs: Jobs
+    waiting: dict[LineInProgress, bytes]  # until a server that does not answer is back
     ended: list[EndedLine]
 
 
 async def resubmit(services: BatchServices, batch_store: BatchStore) -> Literal["all", "some", "none"]:
-    """Queue recorded lines whose jobs do not exist: the queue was full, time was up, or a driver died first.
+    """Queue recorded lines whose jobs do not exist: the queue was full, time was up, or a driver or a server died.
 
-    Return which of them were queued or refused. Raise LeaseLost.
+    Return which of them were queued or refused, of those whose server answers. Raise LeaseLost.
     """
     in_progress = await batch_store.in_progress()
     statuses = await batch_store.statuses(in_progress)
@@ -58,21 +59,18 @@ async def resubmit(services: BatchServices, batch_store: BatchStore) -> Literal[
             continue
         if num_done and clock_s() > until:
             return "some"
-        num_done += 1
         unique_id = line.job_ids(batch_store.lease.batch_id)[0]
         try:
-            requests, _ = await lines.build_jobs(services, texts[line], batch_store.batch, unique_id)
+            requests, is_reachable = await lines.to_jobs(services, texts[line], batch_store.batch, unique_id)
+            if not is_reachable:
+                continue
+            if not await _submit(services, batch_store.lease, line, requests):
+                full.add(line.tag)
+                continue
         except (wire.Invalid, ApiError) as error:
             refused = lines.refused_line(texts[line], error, unique_id)
             await batch_store.write(batch_store.lease.progress, [refused], removed=[line])
-            continue
-        try:
-            if not await _submit(services, batch_store.lease, line, requests):
-                full.add(line.tag)
-                num_done -= 1
-        except TooLarge as error:
-            refused = lines.refused_line(texts[line], error, unique_id)
-            await batch_store.write(batch_store.lease.progress, [refused], removed=[line])
+        num_done += 1
     if full:
         return "some" if num_done else "none"
     return "all"
@@ -113,10 +111,10 @@ async def _read_window(
             await lease.commit(replace(lease.progress, is_read=True))
             break
         started = await _start_chunk(services, lease, chunk, num_free, ending)
-        texts = {line: text for line, (text, _) in started.jobs.items()}
+        texts = {line: text for line, (text, _) in started.jobs.items()} | started.waiting
         await batch_store.write(started.progress, started.ended, started=texts)
         window.update(started.jobs)
-        num_free -= sum(line.num_jobs for line in started.jobs)
+        num_free -= sum(line.num_jobs for line in texts)
         num_bytes += sum(map(len, texts.values()))
         has_started = True
     return has_started
@@ -135,7 +133,7 @@ async def _start_chunk(
     before = lease.progress
     texts = split_lines(chunk)
     ended: list[EndedLine] = []
-    jobs: Jobs = {}
+    jobs, waiting = Jobs(), dict[LineInProgress, bytes]()
     line, number = before.line, before.line_number
     while line < len(texts) and num_free > 0 and len(ended) < MAX_ENDED_LINES:
         await asyncio.sleep(0)  # others have a turn after each line
@@ -144,27 +142,32 @@ async def _start_chunk(
         text, line, number = texts[line], line + 1, number + 1
         if not text:
             continue
-        requests = await _start_line(services, lease, text, number, ending)
-        if isinstance(requests, EndedLine):
-            ended.append(requests)
+        started = await _start_line(services, lease, text, number, ending)
+        if isinstance(started, EndedLine):
+            ended.append(started)
+            continue
+        requests, is_reachable = started
+        tag = services.line_jobs.tag(services.models.resolve_names(requests[:1])[0]) if requests else ""
+        in_progress = LineInProgress(number, len(requests), tag)
+        if is_reachable:
+            jobs[in_progress] = (text, requests)
         else:
-            tag = services.line_jobs.tag(services.models.resolve_names(requests[:1])[0]) if requests else ""
-            jobs[LineInProgress(number, len(requests), tag)] = (text, requests)
-            num_free -= len(requests)
+            waiting[in_progress] = text
+        num_free -= len(requests)
     is_whole = line == len(texts)
     progress = replace(
         before,
         chunk=before.chunk + is_whole,
         line=0 if is_whole else line,
         line_number=number,
-        num_started=before.num_started + len(ended) + len(jobs),
+        num_started=before.num_started + len(ended) + len(jobs) + len(waiting),
     )
-    return Started(progress, jobs, ended)
+    return Started(progress, jobs, waiting, ended)
 
 
 async def _start_line(
     services: BatchServices, lease: BatchLease, text: bytes, number: int, ending: Ending | None
-) -> EndedLine | list[wire.Request]:
+) -> EndedLine | tuple[list[wire.Request], bool]:
     unique_id = lines.job_id_of(lease.batch_id, number, 0)
     if ending is not None:
         return lines.unexecuted_line(text, ending, unique_id)

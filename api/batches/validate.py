@@ -24,6 +24,7 @@ class Validation(Struct):
     num_lines: int
     model: str | None  # if all lines name the same
     errors: list[BatchError]
+    is_complete: bool = True  # False while a server does not answer that may have an adapter of a name
 
 
 async def validate(services: BatchServices, lease: BatchLease) -> Validation:
@@ -50,9 +51,13 @@ async def validate(services: BatchServices, lease: BatchLease) -> Validation:
         await lease.extend()
     if num_lines == 0:
         errors.append(BatchError(code="empty_file", message="the input file has no line"))
-    errors += await _unknown_models(services, models, MAX_ERRORS - len(errors))
+    # The model of a name that the map has is there as soon as its server is. An adapter's name is not in the map.
+    unreachable = await services.models.unreachable(models)
+    is_complete = all(services.line_jobs.servers.is_mapped(name) for name in unreachable)
+    known = {name: number for name, number in models.items() if name not in unreachable}
+    errors += await _unknown_models(services, known, MAX_ERRORS - len(errors))
     errors.sort(key=lambda error: error.line or 0)
-    return Validation(num_lines, next(iter(models)) if len(models) == 1 else None, errors)
+    return Validation(num_lines, next(iter(models)) if len(models) == 1 else None, errors, is_complete)
 
 
 async def _unknown_models(services: BatchServices, models: dict[str, int], most: int) -> list[BatchError]:

@@ -135,6 +135,16 @@ class SpreadModels(Models):
                 raise errors[0]
         return found
 
+    async def unreachable(self, names: Iterable[str]) -> set[str]:
+        await self.live()
+        unknown = {name for name in names if not self._named(name)}
+        await self._wait_for_late(index for name in unknown for index in self._may_serve(name))
+        return {
+            name
+            for name in unknown
+            if not self._named(name) and not self.errors.keys().isdisjoint(self._may_serve(name))
+        }
+
     async def find(self, name: str | None) -> wire.ServedModel:
         if name is None:
             await self.live()
@@ -155,8 +165,7 @@ class SpreadModels(Models):
 
     def _may_serve(self, name: str) -> Sequence[int]:
         """Return the servers that may serve a name which none is known to serve: the map's if it has it, else all."""
-        is_mapped = any(name in server.models for server in self._servers.servers)
-        return [self._servers.of_model(name)] if is_mapped else range(len(self._parts))
+        return [self._servers.of_model(name)] if self._servers.is_mapped(name) else range(len(self._parts))
 
     async def close(self) -> None:
         await super().close()

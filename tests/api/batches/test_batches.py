@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
+from redis.exceptions import RedisError
 from rq.job import JobStatus
 
 import scorepool.api.repositories.queue
@@ -20,6 +21,7 @@ from scorepool.api.batches import advance, collect, driver, lines, start_lines, 
 from scorepool.api.batches.batch_lease import BatchLease, LeaseLost
 from scorepool.api.batches.batch_store import BatchStore
 from scorepool.api.batches.lines import job_id_of
+from scorepool.api.batches.services import BatchServices
 from scorepool.api.repositories import files
 from scorepool.api.repositories.batches import BatchProgress
 from scorepool.worker import Queue
@@ -380,6 +382,30 @@ async def test_a_record_that_cannot_be_read_stops_no_other_batch(
             worker.end(job_id_of(batch_id, 1, 0), COMPLETED)
             batch = await until(http, batch_id, has("completed"))
             assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
+
+
+async def test_a_batch_that_fails_to_advance_delays_no_other_and_takes_its_owners_time(
+    serving: Serving, worker: FakeWorker, redis: Redis, monkeypatch: pytest.MonkeyPatch
+):
+    async def fail_for_alice(services: BatchServices, lease: BatchLease) -> float:
+        if lease.owner != "alice":
+            return await advance.advance(services, lease)
+        await asyncio.sleep(0.2)
+        raise RedisError("another server does not answer")
+
+    monkeypatch.setattr(driver, "RETRY_S", 3600.0)
+    monkeypatch.setattr(driver, "advance", fail_for_alice)
+    async with serving(api_keys=KEYS) as http:
+        http.headers.update(bearer(ALICE))
+        failing = await start(http, jsonl(1))
+        await eventually(lambda: redis.hget(store.Keys.batch(failing), "turn"))
+        http.headers.update(bearer(BOB))
+        batch_id = await start(http, jsonl(1))
+        await eventually(worker.waiting)
+        worker.end(job_id_of(batch_id, 1, 0), COMPLETED)
+        await until(http, batch_id, has("completed"))
+    assert float(redis.hget(store.Keys.batch_turns, "alice")) >= 0.2
+    assert redis.zscore(store.Keys.batches, failing) > time.time() + 5  # it is due again after its lease
 
 
 async def test_the_errors_of_a_batch_list_the_first_hundred_bad_lines(serving: Serving, worker: FakeWorker):

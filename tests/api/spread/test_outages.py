@@ -4,12 +4,14 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 from redis import Redis
 
 from scorepool import wire
+from scorepool.api.batches import advance, start_lines
 from scorepool.api.repositories.models import FRESH_S
 from tests.api.batches.test_batches import jsonl, lines_of, start, until
 from tests.api.conftest import Serving, eventually, score
@@ -153,6 +155,66 @@ async def test_a_batch_has_lines_on_both_servers(
     assert sorted(found) == ["1", "2", "large-1", "large-2"]
     assert {line["response"]["body"]["choices"][0]["text"] for line in found.values()} == {"b"}
     assert batch["request_counts"] == {"total": 4, "completed": 4, "failed": 0}
+
+
+def named(name: str, model: str, **body: Any) -> bytes:
+    """Return a line of a batch with this custom_id."""
+    return jsonl(1, model=model, **body).replace(b'"custom_id": "1"', f'"custom_id": "{name}"'.encode())
+
+
+async def test_a_batch_starts_the_lines_of_the_servers_that_answer(
+    spread: Serving, worker: FakeWorker, big: FakeWorker, other_server: OtherServer
+):
+    """Those of the missing one are checked and queued when it is back."""
+    text = named("a", "big") + named("b", "large", logprobs=3) + named("c", "demo") + named("d", "demo")
+    async with spread(max_top_logprobs=2) as http:
+        await readiness(http, is_whole=True)
+        other_server.kill()
+        await readiness(http, is_whole=False)
+        batch_id = await start(http, text)
+        await eventually(lambda: len(worker.waiting()) == 2)
+        for job_id in worker.waiting():
+            worker.end(job_id, COMPLETED)
+        await until(http, batch_id, lambda batch: batch["request_counts"]["completed"] == 2)
+        other_server.start()
+        await eventually(big.waiting)
+        big.end(big.waiting().pop(), COMPLETED)
+        batch = await until(http, batch_id, lambda batch: batch["status"] == "completed")
+        good, bad = [await lines_of(http, batch[name]) for name in ("output_file_id", "error_file_id")]
+    assert (sorted(good), sorted(bad)) == (["a", "c", "d"], ["b"])
+    assert "SCOREPOOL_MAX_TOP_LOGPROBS" in bad["b"]["response"]["body"]["error"]["message"]
+
+
+async def test_a_batch_waits_for_an_adapter_that_a_missing_server_may_have(
+    spread: Serving, worker: FakeWorker, big: FakeWorker, other_server: OtherServer, monkeypatch: pytest.MonkeyPatch
+):
+    """One that was validated starts its other lines. One that was not is validated when all servers answer."""
+    monkeypatch.setattr(start_lines, "MAX_JOBS", 2)
+    monkeypatch.setattr(start_lines, "MIN_JOBS", 1)
+    monkeypatch.setattr(advance, "VALIDATE_AGAIN_S", 0.1)
+    big.register(adapters=[wire.ServedAdapter(name="sql", fingerprint="a" * 64, path="/a", rank=8)])
+    text = named("a", "demo") + named("b", "demo") + named("c", "sql") + named("d", "demo")
+    async with spread() as http:
+        await readiness(http, is_whole=True)
+        first = await start(http, text)
+        await eventually(lambda: len(worker.waiting()) == 2)
+        other_server.kill()
+        await readiness(http, is_whole=False)
+        await asyncio.sleep(FRESH_S)
+        second = await start(http, named("e", "sql"))
+        for num_completed in (2, 3):
+            for job_id in worker.waiting():
+                worker.end(job_id, COMPLETED)
+            await until(http, first, lambda batch, num=num_completed: batch["request_counts"]["completed"] == num)
+            await eventually(lambda num=num_completed: num == 3 or worker.waiting())
+        assert (await http.get(f"/v1/batches/{second}")).json()["status"] == "validating"
+        other_server.start()
+        await eventually(lambda: len(big.waiting()) == 2)
+        for job_id in big.waiting():
+            assert big.start(job_id).adapter == "sql"
+            big.end(job_id, COMPLETED)
+        for batch_id in (first, second):
+            await until(http, batch_id, lambda batch: batch["status"] == "completed")
 
 
 async def test_a_cancelled_batch_cancels_its_jobs_on_both_servers(spread: Serving, worker: FakeWorker, big: FakeWorker):

@@ -25,9 +25,9 @@ A job's states, as RQ spells them in `status`, and the script or method that mov
 A job leaves `started` in one of three ways: its worker records its end while it holds the lease; it puts the job back
 (release, on shutdown); or the lease expires and any worker puts the job back (reclaim). A `scheduled` job that is due
 becomes `deferred` if a new job of its queue would (lua/backlog.lua). `queued`, `deferred` and `scheduled` jobs are
-canceled at once; a `started` job is marked, and its worker ends it. The API shows a waiting job past its `expires_at`
-as failed; the worker that claims it records this, and the job is never `started`. Whoever ends a job calls `end_job`
-or `record_outcome` (lua/end_job.lua) in the transaction that sets its status.
+canceled at once; a `started` job is marked, and its worker ends it. The API shows a job past its `expires_at` that no
+worker holds as failed (lua/expiry.lua); the worker that claims it records this, and the job is not `started` again.
+Whoever ends a job calls `end_job` or `record_outcome` (lua/end_job.lua) in the transaction that sets its status.
 """
 
 from scorepool.store.job_fields import JobField

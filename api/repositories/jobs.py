@@ -49,9 +49,9 @@ ENDED_WITHOUT_OUTCOME = wire.Failure(
     code="crashed", message="the queue holds no result of this job: its worker died, or another tool ended it"
 )
 CANCELED_ELSEWHERE = wire.Failure(code="canceled", message="the job was canceled with the queue's own tools")
-# For jobs that no worker took in time. A worker that takes one later fails it in the same way.
+# For jobs that have expired (store/lua/expiry.lua). A worker that takes one later fails it in the same way.
 EXPIRED = wire.Failure(
-    code="expired", message="the job had not ended at its expires_at: no worker took it", field="expires_at"
+    code="expired", message="the job had not ended at its expires_at, and no worker holds it", field="expires_at"
 )
 # For records that scorepool did not write.
 BROKEN_RECORD = wire.Failure(code="internal", message="the queue's record of this job cannot be read; submit it again")
@@ -69,23 +69,21 @@ SMALL_OUTCOME_BYTES = 64 * 1024  # read together with the job, in one round trip
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
-def without_outcome(job_id: str, fields: Sequence[bytes | None], has_outcome: bool, now_s: float) -> wire.Job:
-    """Build a job without result or failure. `fields` are the values of FIELDS. A queued job can have expired."""
+def without_outcome(job_id: str, fields: Sequence[bytes | None], *, has_outcome: bool, has_expired: bool) -> wire.Job:
+    """Build a job without result or failure. `fields` are the values of FIELDS."""
     _, kind, model, rq_status, created, started_at, ended_at, expires_at = fields
     status = status_of(rq_status)
     if status == "finished" and not has_outcome:
         status = "failed"
     ended = decode.parse_iso(ended_at) if status in ENDED else None
-    expired = decode.unix_s(expires_at) if status == "queued" else None
-    is_expired = expired is not None and expired <= now_s
     return wire.Job(
         id=job_id,
         kind=KINDS.get(decode.text(kind)),
         model=decode.text(model),
-        status="failed" if is_expired else status,
+        status="failed" if has_expired else status,
         created_at=decode.unix_s(created),
         started_at=decode.parse_iso(started_at),
-        ended_at=expired if is_expired else ended,
+        ended_at=decode.unix_s(expires_at) if has_expired else ended,
     )
 
 
@@ -94,20 +92,18 @@ def status_of(rq_status: bytes | None) -> wire.Status:
     return STATUSES.get(decode.text(rq_status), "failed")
 
 
-def _with_outcome(
-    job: wire.Job, rq_status: bytes | None, outcome: bytes | None
-) -> tuple[wire.Job, StoredResult | None]:
+def _with_outcome(job: wire.Job, record: "JobRecord") -> tuple[wire.Job, StoredResult | None]:
     """Return the job with its result or its failure, or without its result and where that is stored."""
     if job.status not in ENDED:
         return job, None  # the outcome of a job that is on its queue again is an old one
-    if status_of(rq_status) == "queued":
+    if record.has_expired:
         return replace(job, failure=EXPIRED), None
-    if outcome is not None:
+    if (outcome := record.outcome) is not None:
         ending: RecordedOutcome = decode.message(outcome, RecordedOutcome) or BROKEN_OUTCOME  # type: ignore[arg-type]
     elif job.status == "canceled":
         ending = CANCELED_ELSEWHERE
     else:
-        ending = ENDED_WITHOUT_OUTCOME if decode.text(rq_status) in STATUSES else BROKEN_RECORD
+        ending = ENDED_WITHOUT_OUTCOME if decode.text(record.rq_status) in STATUSES else BROKEN_RECORD
     if isinstance(ending, StoredResult):
         return replace(job, status="finished"), ending
     if isinstance(ending, wire.Result):
@@ -155,6 +151,7 @@ class JobRecord(NamedTuple):
     """What Redis holds of a job at one moment."""
 
     fields: list[bytes | None]  # the values of FIELDS
+    expires_in_s: float  # as things stand, see store/lua/expiry.lua; inf: it does not
     outcome_bytes: int
     outcome: bytes | None  # None if there is none, or one with more bytes than were asked for
     now_s: float  # unix
@@ -162,6 +159,10 @@ class JobRecord(NamedTuple):
     @property
     def rq_status(self) -> bytes | None:
         return self.fields[FIELDS.index(JobField.STATUS)]
+
+    @property
+    def has_expired(self) -> bool:
+        return self.expires_in_s <= 0
 
 
 class Jobs:
@@ -177,7 +178,7 @@ class Jobs:
     async def read_state(self, owner: str, job_id: str) -> wire.Job:
         """Read a job without its result or failure. Raises NotFound."""
         record = await self._read(owner, job_id, max_outcome_bytes=0)
-        return without_outcome(job_id, record.fields, has_outcome=True, now_s=record.now_s)
+        return without_outcome(job_id, record.fields, has_outcome=True, has_expired=record.has_expired)
 
     async def owner(self, job_id: str) -> str | None:
         """Return whose job this is, for those who may see every owner's; None if there is none."""
@@ -191,7 +192,7 @@ class Jobs:
         return job
 
     async def read_with_expiry(self, owner: str, job_id: str, held: HeldResults) -> tuple[wire.Job, float]:
-        """Read a job, and the seconds until it expires in its queue: inf if it does not.
+        """Read a job, and the seconds until it expires as things stand: inf if it does not.
 
         A large outcome counts in `held` before it is read. Raises NotFound, TooManyResults, Unavailable.
         """
@@ -220,21 +221,19 @@ class Jobs:
         held.add(record.outcome_bytes)
         if record.outcome_bytes > SMALL_OUTCOME_BYTES:
             record = await self._read(owner, job_id, sys.maxsize)
-        job = without_outcome(job_id, record.fields, record.outcome is not None, record.now_s)
-        expires_at = decode.unix_s(record.fields[FIELDS.index(JobField.EXPIRES_AT)]) if job.status == "queued" else None
-        expires_in_s = math.inf if expires_at is None else expires_at - record.now_s
-        job, stored = await held.run(lambda: _with_outcome(job, record.rq_status, record.outcome))
-        return job, expires_in_s, stored
+        has_outcome = record.outcome is not None
+        job = without_outcome(job_id, record.fields, has_outcome=has_outcome, has_expired=record.has_expired)
+        job, stored = await held.run(lambda: _with_outcome(job, record))
+        return job, record.expires_in_s, stored
 
     async def _read(self, owner: str, job_id: str, max_outcome_bytes: int) -> JobRecord:
         """Read a job, and its outcome if it has no more than these bytes. Raises NotFound."""
         check_id(job_id)
-        keys = [store.RqKeys.job(job_id), store.Keys.outcome(job_id)]
-        read_at, *row = await self._read_job(keys, [owner, max_outcome_bytes, *FIELDS])
+        read_at, *row = await self._read_job(args=[job_id, owner, max_outcome_bytes, *FIELDS])
         if not row:
             raise job_not_found(job_id)
-        fields, outcome_bytes, outcome = row
-        return JobRecord(fields, outcome_bytes, outcome, decode.time_s(read_at))
+        fields, expires_in_s, outcome_bytes, outcome = row
+        return JobRecord(fields, float(expires_in_s), outcome_bytes, outcome, decode.time_s(read_at))
 
     async def read_request(self, owner: str, job_id: str) -> wire.Request | None:
         """Read what was submitted; None if it is not kept any more. Raises NotFound."""
@@ -294,7 +293,7 @@ class Jobs:
         """Return up to `limit` jobs of the next SLICE_SIZE of the owner, and the cursor behind them, if any."""
         newest = min((float(at) for at in (cursor, wanted.created_before) if at is not None), default=math.inf)
         excluded = [name for name, status in STATUSES.items() if wanted.status not in (None, status)]
-        last, now, *rows = await self._find_jobs(
+        last, *rows = await self._find_jobs(
             [store.Keys.jobs_of(owner)],
             [
                 f"({newest:.6f}",
@@ -309,8 +308,8 @@ class Jobs:
             ],
         )
         jobs = [
-            without_outcome(decode.text(job_id), fields, bool(has_outcome), float(now))
-            for job_id, _, has_outcome, fields in rows
+            without_outcome(decode.text(job_id), fields, has_outcome=bool(has_outcome), has_expired=bool(has_expired))
+            for job_id, _, has_outcome, has_expired, fields in rows
             if fields[0]
         ]
         return [job for job in jobs if wanted.matches(job)], None if last is None else f"{float(last):.6f}"

@@ -74,7 +74,7 @@ class Waiting:
     ) -> wire.Job:
         """Return the job as soon as it has ended, or as it is after `timeout_s`. Raises what `read` raises.
 
-        `read` returns the job and the seconds until it expires in its queue, which no entry of a stream reports.
+        `read` returns the job and the seconds until it expires as things stand, which no entry of a stream reports.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s

@@ -1,8 +1,9 @@
 -- flags: allow-oom
 -- include: end_job.lua
+-- include: expiry.lua
 --
--- Cancel one job: at once if it waits, through its worker if it runs. A waiting job past its expires_at has failed, as the
--- API shows it.
+-- Cancel one job: at once if it waits, through its worker if it runs. One that has expired has failed, as the API
+-- shows it.
 --
 -- ARGV  id, owner, outcome to record (wire.Failure), seconds for which it is kept if the job does not say, outcome of
 --       a job that has expired
@@ -15,7 +16,8 @@ if known[1] ~= owner then
   return {'absent'}
 end
 
-if status == 'started' then
+local is_expired = has_expired(id, status, known[6])
+if status == 'started' and not is_expired then
   -- The field cancels the job even if its worker dies. The command makes the worker read the field at once.
   redis.call('HSET', job, F_CANCEL_REQUESTED, '1')
   if worker and worker ~= '' then
@@ -23,11 +25,11 @@ if status == 'started' then
   end
   return {'asked'}
 end
-if status ~= 'queued' and status ~= 'deferred' and status ~= 'scheduled' then
+if not is_expired and status ~= 'queued' and status ~= 'deferred' and status ~= 'scheduled' then
   return {'ended', status}
 end
 remove_from_queue(id, queue, owner)
-if has_expired(known[6]) then
+if is_expired then
   end_waiting_job(id, queue, 'failed', expired, failure_ttl_s(known[5], default_ttl_s))
   return {'ended', 'failed'}
 end

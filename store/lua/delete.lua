@@ -1,10 +1,11 @@
 -- flags: allow-oom
 -- include: end_job.lua
+-- include: expiry.lua
 -- include: unserved.lua
 -- include: stored_result.lua
 --
--- Delete a job that has ended, and its deliveries, in whatever state they are. A waiting job past its expires_at has ended:
--- the API shows it as failed.
+-- Delete a job that has ended, and its deliveries, in whatever state they are. One that has expired has ended: the API
+-- shows it as failed.
 --
 -- ARGV  id, owner
 -- Returns {'absent'} | {'deleted'} | {'alive', RQ status}
@@ -13,11 +14,11 @@ local known = redis.pcall('HMGET', JOB_ .. id, F_OWNER, F_STATUS, F_DELIVERIES, 
 if known[1] ~= owner then
   return {'absent'}
 end
-local is_waiting = known[2] == 'queued' or known[2] == 'deferred' or known[2] == 'scheduled'
-if known[2] == 'started' or (is_waiting and not has_expired(known[4])) then
+if has_expired(id, known[2], known[4]) then
+  remove_from_queue(id, known[5] or '', owner)
+elseif is_alive(known[2]) then
   return {'alive', known[2]}
 end
-if is_waiting then remove_from_queue(id, known[5] or '', owner) end
 
 -- Delete a job as rq.job.Job.delete does. A worker that still holds the delivery finds its lease gone and records nothing.
 local function delete(job_id)

@@ -77,7 +77,7 @@ local function end_job(id, queue, status, fields, outcome, ttl_s)
   end
 end
 
--- End a job of the API that was waiting. The caller removes it from the lists of its queue.
+-- End a job of the API that waits or has expired. The caller removes it from the lists of its queue.
 local function end_waiting_job(id, queue, status, outcome, ttl_s)
   redis.call('DEL', OUTCOME_ .. id)  -- the outcome of an earlier run
   end_job(id, queue, status, {F_ENDED_AT, iso_now}, outcome, ttl_s)
@@ -90,10 +90,14 @@ local function drop_leases(id, queue)
     redis.call('DEL', EXECUTION_ .. id .. ':' .. execution)
   end
   redis.call('DEL', EXECUTIONS_ .. id)
+  -- A lease whose score is over is in the registry alone: the list of the job's executions has expired (see lease.lua).
+  for _, lease_key in ipairs(try('zset', 'ZRANGEBYSCORE', WIP_ .. queue, '-inf', now) or {}) do
+    if string.sub(lease_key, 1, #id + 1) == id .. ':' then redis.call('ZREM', WIP_ .. queue, lease_key) end
+  end
 end
 
--- Remove a waiting job from every list of its queue. A job that expired there may be leased to a worker that is about to
--- record this, and waits nonetheless. Its lease would put the job back when it ends, and the job would end twice.
+-- Remove a job that waits or has expired from every list of its queue. An expired job may be leased to a worker that is
+-- about to record this, or that is gone. Its lease would put the job back when it ends, and the job would end twice.
 local function remove_from_queue(id, queue, owner)
   drop_leases(id, queue)
   try('list', 'LREM', QUEUE_ .. queue, 0, id)
@@ -106,10 +110,4 @@ end
 local function failure_ttl_s(text, default_s)
   local ttl_s = tonumber(text or '')
   return ttl_s and ttl_s >= 1 and ttl_s < 1e9 and math.floor(ttl_s) or tonumber(default_s)
-end
-
--- True if `text`, the field `expires_at` of a waiting job, is a time in the past.
-local function has_expired(text)
-  local expires_at = tonumber(text or '')
-  return expires_at ~= nil and expires_at <= now
 end

@@ -1,15 +1,14 @@
--- include: wrong_types.lua
--- include: clock.lua
+-- include: expiry.lua
 --
 -- Find jobs in a slice of an owner's list, newest first, so that jobs that no filter lets through cost no transfer.
 --
 -- KEYS  the list
 -- ARGV  the time before which, and from which on, jobs were created (as ZRANGEBYSCORE takes them), the most jobs to look at,
 --       the most to return, the model and the kind they must have ('' for any), the status of RQ's that they must not have,
---       between commas; '1' to let pass those which RQ has as finished or waiting and which have failed: without an
---       outcome, or after their `expires_at`; then the fields to read
--- Returns the time of creation of the last job that was looked at, false after the last of the list, the time (unix, s), and
--- for each job its id, its time of creation, whether it has an outcome, and the values of the fields.
+--       between commas; '1' to let pass those which have failed though RQ has another status: finished without an
+--       outcome, or expired (see expiry.lua); then the fields to read
+-- Returns the time of creation of the last job that was looked at, false after the last of the list, and for each job
+-- its id, its time of creation, whether it has an outcome, whether it has expired, and the values of the fields.
 local before, from, max_looked_at, max_found, model, kind, excluded, is_failure_wanted = unpack(ARGV, 1, 8)
 local fields = {unpack(ARGV, 9)}
 max_looked_at, max_found = tonumber(max_looked_at), tonumber(max_found)
@@ -19,7 +18,7 @@ local entries = redis.call('ZREVRANGEBYSCORE', KEYS[1], before, from, 'WITHSCORE
 local function can_match(id, status, expires_at)
   if not string.find(excluded, ',' .. status .. ',', 1, true) then return true end
   if is_failure_wanted ~= '1' then return false end
-  return (tonumber(expires_at or '') or math.huge) <= now
+  return has_expired(id, status, expires_at)
     or status == 'finished' and redis.call('EXISTS', OUTCOME_ .. id) == 0
 end
 
@@ -31,10 +30,11 @@ for i = 1, #entries, 2 do
   if known and known[1] and (model == '' or known[2] == model) and (kind == '' or known[3] == kind)
     and can_match(id, known[1], known[4]) then
     local has_outcome = redis.call('EXISTS', OUTCOME_ .. id)
-    found[#found + 1] = {id, created_at, has_outcome, redis.call('HMGET', job, unpack(fields))}
+    local is_expired = has_expired(id, known[1], known[4]) and 1 or 0
+    found[#found + 1] = {id, created_at, has_outcome, is_expired, redis.call('HMGET', job, unpack(fields))}
   end
   last = created_at
-  if #found == max_found then return {last, tostring(now), unpack(found)} end
+  if #found == max_found then return {last, unpack(found)} end
 end
 if #entries < 2 * max_looked_at then last = false end
-return {last, tostring(now), unpack(found)}
+return {last, unpack(found)}

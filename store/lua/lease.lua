@@ -1,5 +1,4 @@
--- include: clock.lua
--- include: wrong_types.lua
+-- include: expiry.lua
 --
 -- A lease is three keys of RQ's own:
 --   rq:execution:<job>:<execution>   hash that expires when the lease is over: Redis's clock, not the workers', decides
@@ -33,9 +32,8 @@ local function lease(index, id, execution, wip, worker, lease_ms, grace_s)
     redis.call('EXPIRE', EXECUTIONS_ .. id, grace_s)
   end
   redis.call('ZADD', wip, now + grace_s, lease_key)  -- the caller has checked its type
-  local has_expired = (tonumber(expires_at or '') or math.huge) <= now
   redis.call('HSET', job, F_LAST_HEARTBEAT, iso, F_WORKER_NAME, worker,
-    unpack(has_expired and {} or {F_STATUS, 'started', F_STARTED_AT, iso}))
+    unpack(is_past(expires_at) and {} or {F_STATUS, 'started', F_STARTED_AT, iso}))
   redis.call('PERSIST', job)
   redis.call('PERSIST', REQUEST_ .. id)  -- the request of a failed job that was queued again by hand has a time to live
   local request = redis.pcall('GET', REQUEST_ .. id)

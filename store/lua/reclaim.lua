@@ -85,11 +85,11 @@ for i = #over, 1, -1 do  -- the last is pushed first, so that the order stays
   if id and redis.pcall('HEXISTS', job, F_DATA) == 1 then
     try('zset', 'ZREM', EXECUTIONS_ .. id, found.execution)
     local crashes = held_by_dead[found.lease_key] and count_death(job) or 0
+    redis.call('HSET', job, F_STATUS, 'queued', F_STARTED_AT, '', F_WORKER_NAME, '', F_ENQUEUED_AT, iso_now)
     if crashes >= crash_limit or redis.call('HGET', job, F_CANCEL_REQUESTED) == '1' then
       local execution = string.format('%s%08x', call_id, #rows)
       rows[#rows + 1] = lease(found.index, id, execution, wip, worker, lease_ms, grace_s)
     else
-      redis.call('HSET', job, F_STATUS, 'queued', F_STARTED_AT, '', F_WORKER_NAME, '', F_ENQUEUED_AT, iso_now)
       redis.call('LPUSH', list, id)
       wake(string.sub(list, #QUEUE_ + 1), 1)
       num_back = num_back + 1

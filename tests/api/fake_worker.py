@@ -113,13 +113,18 @@ class FakeWorker:
     def job(self, job_id: str) -> Job:
         return Job.fetch(job_id, connection=self.redis, serializer=JSONSerializer)
 
-    def start(self, job_id: str) -> wire.Request:
+    def start(self, job_id: str, lease_s: float | None = None) -> wire.Request:
+        """Start a job. With `lease_s`, it has a lease that ends after so many seconds."""
         job = self.job(job_id)
         assert job.func_name == store.INFER
         self.redis.lrem(f"rq:queue:{job.origin}", 1, job_id)
         started = {"status": "started", "started_at": utcformat(now()), "worker_name": self.name}
         self.redis.hset(job.key, mapping=started)
         self.redis.zadd(f"rq:wip:{job.origin}", {f"{job_id}:execution": time.time() + 20})
+        if lease_s is not None:
+            self.redis.zadd(f"rq:executions:{job_id}", {"execution": time.time() + 20})
+            self.redis.hset(f"rq:execution:{job_id}:execution", "id", "execution")
+            self.redis.pexpire(f"rq:execution:{job_id}:execution", int(lease_s * 1000))
         return wire.decode_request(self.redis.get(store.Keys.request(job_id)))
 
     def cancel(self, job_id: str) -> None:

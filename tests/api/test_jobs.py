@@ -283,6 +283,29 @@ async def test_a_job_that_has_not_ended_cannot_be_deleted(serving: Serving, work
     assert f"POST /v1/jobs/{id_}/cancel" in reply.json()["error"]["message"]
 
 
+async def test_a_started_job_whose_worker_is_gone_expires_with_its_lease(
+    serving: Serving, worker: FakeWorker, redis: Redis
+):
+    async with serving() as http:
+        expires_at = time.time() + 0.5
+        canceled, deleted = [await submit(http, score(expires_at=expires_at, webhook=HOOK)) for _ in range(2)]
+        for id_ in (canceled, deleted):
+            worker.start(id_, lease_s=1.5)
+        await eventually(lambda: time.time() > expires_at)
+        running = (await http.get(f"/v1/jobs/{canceled}")).json()
+        ended = (await http.get(f"/v1/jobs/{canceled}?wait=60")).json()
+        conflict = await http.post(f"/v1/jobs/{canceled}/cancel")
+        recorded = (await http.get(f"/v1/jobs/{canceled}")).json()
+        gone = await http.delete(f"/v1/jobs/{deleted}")
+
+    assert (running["status"], ended["status"]) == ("started", "failed")
+    assert (ended["failure"]["code"], ended["ended_at"]) == ("expired", expires_at)
+    assert (conflict.status_code, gone.status_code) == (409, 204)
+    assert (recorded["status"], recorded["failure"]) == ("failed", ended["failure"])
+    assert redis.lrange("rq:queue:webhooks", 0, -1) == [store.Keys.delivery(canceled).encode()]
+    assert redis.zcard("rq:wip:demo") == 0
+
+
 @pytest.mark.parametrize(
     ("rq_status", "status", "code"),
     [
@@ -406,11 +429,12 @@ async def test_a_model_is_accepted_as_soon_as_its_worker_is_live(serving: Servin
 
 
 async def test_a_filter_finds_a_few_jobs_among_many(serving: Serving, redis: Redis):
-    """A finished job without an outcome has failed, and so has a waiting job after its `expires_at`."""
+    """A finished job without an outcome has failed, and so has one that no worker holds after its `expires_at`."""
     rare = {
         "failed": {"status": "failed"},
         "lost": {"status": "finished"},
         "expired": {"status": "queued", "expires_at": "1.5"},
+        "left behind": {"status": "started", "expires_at": "1.5"},
         "of a later release": {"status": "dancing"},
         "waiting": {"status": "queued"},
         "running": {"status": "started"},
@@ -435,7 +459,7 @@ async def test_a_filter_finds_a_few_jobs_among_many(serving: Serving, redis: Red
 
     async with serving() as http:
         for query, names in [
-            ("status=failed", ["of a later release", "expired", "lost", "failed"]),
+            ("status=failed", ["of a later release", "left behind", "expired", "lost", "failed"]),
             ("status=queued", ["waiting"]),
             ("status=started", ["running"]),
             ("model=other", ["of another model"]),
@@ -445,10 +469,8 @@ async def test_a_filter_finds_a_few_jobs_among_many(serving: Serving, redis: Red
             page = (await http.get(f"/v1/jobs?{query}")).json()
             assert [job["id"] for job in page["jobs"]] == [ids[name] for name in names]
             assert page.get("next_cursor") is None
-        two, rest = [page["jobs"] async for page in pages(http, "/v1/jobs?status=failed&limit=2")][:2]
-        assert [job["id"] for job in two + rest] == [
-            ids[name] for name in ["of a later release", "expired", "lost", "failed"]
-        ]
+        by_two = [job["id"] async for page in pages(http, "/v1/jobs?status=failed&limit=2") for job in page["jobs"]]
+        assert by_two == [ids[name] for name in ["of a later release", "left behind", "expired", "lost", "failed"]]
 
 
 def add_job(pipeline: Pipeline, job_id: str, created_at: float, fields: dict[str, str], has_outcome: bool) -> None:

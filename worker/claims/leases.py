@@ -21,10 +21,10 @@ from redis.client import Pipeline
 from rq.queue import Queue
 from rq.utils import as_text
 
-from scorepool.store import LIST_LENGTH, JobField, Keys, RqKeys
+from scorepool.store import LIST_LENGTH, Keys
 from scorepool.store.scripts import load
 from scorepool.worker.claims.lease_length import LeaseLength
-from scorepool.worker.redis_link.wrong_types import WrongTypeLog, execute_reads, is_wrong_type
+from scorepool.worker.redis_link.wrong_types import WrongTypeLog, execute_reads
 
 GRACE_S = 86_400  # beyond a lease's end, before RQ's own cleaners may take the job
 MAX_STARTABLE = 10_000  # that a claim says; more is the same to the scripts
@@ -120,6 +120,7 @@ class Leases:
         self._reclaim = connection.register_script(load("reclaim.lua"))
         self._extend = connection.register_script(load("extend.lua"))
         self._release = connection.register_script(load("release.lua"))
+        self._check_leases = connection.register_script(load("check_leases.lua"))
 
     @property
     def lease_ms(self) -> int:
@@ -198,22 +199,9 @@ class Leases:
 
         A lease whose registry has a wrong type is held until it expires.
         """
-        with self.connection.pipeline(transaction=False) as pipeline:
-            for job in jobs:
-                job_id = job.lease_key.partition(":")[0]
-                pipeline.zscore(job.queue.started_job_registry.key, job.lease_key)
-                pipeline.exists(RqKeys.execution(job.lease_key))
-                pipeline.hexists(RqKeys.job(job_id), JobField.DATA)
-                pipeline.scard(RqKeys.dependents(job_id))
-            replies = iter(pipeline.execute(raise_on_error=False))
-        answers = []
-        for score, has_execution, has_data, num_dependents in zip(replies, replies, replies, replies, strict=True):
-            for reply in (score, has_execution, has_data, num_dependents):
-                if isinstance(reply, Exception) and not is_wrong_type(reply):
-                    raise reply
-            is_held = has_execution == 1 if is_wrong_type(score) else score is not None
-            answers.append((is_held and has_data == 1, not is_wrong_type(num_dependents) and num_dependents > 0))
-        return answers
+        keys = [job.queue.started_job_registry.key for job in jobs]
+        answers = self._check_leases(keys=keys, args=[job.lease_key for job in jobs])
+        return [(is_ours == 1, num_dependents > 0) for is_ours, num_dependents in answers]
 
     def _lease_args(self) -> list[str | int]:
         return [self.worker_name, self.lease_ms, GRACE_S]

@@ -14,10 +14,10 @@ def function_of(
 
     Raises Stopped, Expired, Crashed or JobError if the job must not run.
     """
+    if job.expires_at is not None and job.expires_at <= job.leased_at:
+        raise Expired  # first of all: the API has shown this already
     if job.cancel_requested:
         raise Stopped
-    if job.expires_at is not None and job.expires_at <= job.leased_at:
-        raise Expired
     if job.crashes >= crash_limit:
         raise Crashed(f"its worker died {job.crashes} times while it ran this job alone, so it is not tried again")
     name = job.name()

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import time
 
+import pytest
 import redis.asyncio
 from redis import Redis
 
@@ -14,9 +15,9 @@ from scorepool.api.repositories.stored_results import StoredResults
 from scorepool.store import Keys, RqKeys
 from scorepool.store.scripts import load
 from scorepool.worker import Queue
-from scorepool.worker.claims.leases import Claim, Leases
+from scorepool.worker.claims.leases import Claim, ClaimedJob, Leases
 from scorepool.worker.rq.sweep import Sweep
-from tests.worker.conftest import Workers, done, generate, submit, until
+from tests.worker.conftest import Workers, done, failure, generate, outcome, submit, until
 
 PERMANENT = {RqKeys.queues, Keys.outcome_counts, store.DONE}  # see docs/operations.md
 
@@ -63,6 +64,65 @@ def test_a_job_that_expired_in_its_queue_ends_once_if_it_is_canceled_while_a_sil
     assert redis.hget(RqKeys.job(job_id), "status") == b"failed"
     assert redis.hgetall(Keys.outcome_counts) == {b"expired": b"1"}
     assert not redis.exists(RqKeys.registry("wip", "demo"), RqKeys.executions(job_id))
+
+
+def leave_behind(redis: Redis, leases: Leases, **fields: str) -> ClaimedJob:
+    """Let a worker claim a job and be gone, so that its lease ends, and let the job's `expires_at` pass."""
+    job_id = submit(redis, generate(), fields={"owner": "alice", "created": "1.0"})
+    claim = Claim(max_jobs=1, num_in_flight=0, max_in_flight=1)
+    [row] = leases.claim([Queue("demo", connection=redis)], claim).jobs
+    redis.hset(RqKeys.job(job_id), mapping={"expires_at": repr(time.time() - 1), **fields})
+    redis.delete(RqKeys.execution(row.lease_key))
+    return row
+
+
+def test_a_job_that_expired_with_its_lease_cannot_be_ended_by_the_worker_that_held_it(redis: Redis, redis_url: str):
+    leases = Leases(redis, "mac", "rq:worker:mac", 60.0)
+    row = leave_behind(redis, leases)
+    assert read(redis_url, row.job_id).status == "failed"
+
+    assert leases.check_leases([row]) == [(False, False)]
+    assert leases.extend([row]) == ({row.lease_key}, set())
+    assert read(redis_url, row.job_id).status == "failed"
+
+    assert leases.reclaim([row.queue], 5) == (1, [])
+    leases.claim([row.queue], Claim(max_jobs=1, num_in_flight=0, max_in_flight=1))
+    assert read(redis_url, row.job_id).status == "failed"
+
+
+@pytest.mark.parametrize("is_a_day_ago", [False, True])
+def test_a_job_that_expired_with_its_lease_ends_once_if_it_is_canceled(redis: Redis, is_a_day_ago: bool):
+    leases = Leases(redis, "mac", "rq:worker:mac", 60.0)
+    row = leave_behind(redis, leases)
+    if is_a_day_ago:
+        redis.delete(RqKeys.executions(row.job_id))
+        redis.zadd(RqKeys.registry("wip", "demo"), {row.lease_key: time.time() - 1})
+
+    canceled, expired = (wire.encode(wire.Failure(code=code, message="")) for code in ("canceled", "expired"))
+    answer = redis.eval(load("cancel.lua"), 0, row.job_id, "alice", canceled, 3600, expired)
+    assert answer == [b"ended", b"failed"]
+
+    assert leases.reclaim([row.queue], 5) == (0, [])
+    assert redis.hget(RqKeys.job(row.job_id), "status") == b"failed"
+    assert redis.hgetall(Keys.outcome_counts) == {b"expired": b"1"}
+    assert not redis.exists(RqKeys.registry("wip", "demo"), RqKeys.executions(row.job_id))
+
+
+def test_a_canceled_job_that_expired_before_its_worker_came_back_is_shown_as_failed_throughout(
+    redis: Redis, redis_url: str, workers: Workers
+):
+    leases = Leases(redis, "mac", "rq:worker:mac", 60.0)
+    row = leave_behind(redis, leases, cancel_requested="1")
+    assert read(redis_url, row.job_id).status == "failed"
+
+    _, [ended] = leases.reclaim([row.queue], 5)  # a worker is about to record the end
+    assert read(redis_url, row.job_id).status == "failed"
+    redis.delete(RqKeys.execution(ended.lease_key))
+
+    workers.start()
+    until(lambda: outcome(redis, row.job_id))
+    assert failure(redis, row.job_id).code == "expired"
+    assert done(redis) == [row.job_id]
 
 
 def test_no_key_without_a_time_to_live_is_left_after_all_jobs_expired(redis: Redis, workers: Workers):

@@ -18,6 +18,7 @@ from scorepool.api.http.errors import (
     BadRequest,
     Conflict,
     Failed,
+    NotReplicated,
     PromptTooLong,
     TooLarge,
     Unavailable,
@@ -134,18 +135,28 @@ class Submission:
                 if idempotency_key is None or not await self._queue.was_submitted(requests, job_ids):
                     raise
         async with self._images.fetched(owner, () if is_known else requests, is_bulk=is_bulk) as with_files:
-            submitted = await self.enqueue(
-                owner,
-                with_files or requests,
-                job_ids,
-                fingerprint(requests),
-                is_synchronous=is_synchronous,
-                ttl_s=ANSWER_TTL_S if is_synchronous and idempotency_key is None and not kept_body else None,
-                kept_body=kept_body,
-            )
+            try:
+                submitted = await self.enqueue(
+                    owner,
+                    with_files or requests,
+                    job_ids,
+                    fingerprint(requests),
+                    is_synchronous=is_synchronous,
+                    ttl_s=ANSWER_TTL_S if is_synchronous and idempotency_key is None and not kept_body else None,
+                    kept_body=kept_body,
+                )
+            except NotReplicated as error:
+                raise await self._too_few_replicas(owner, error, idempotency_key) from None
         if len(submitted) == 1:
             store.logs.set_about(job=submitted[0].id, model=requests[0].model)
         return submitted
+
+    async def _too_few_replicas(self, owner: str, error: NotReplicated, idempotency_key: str | None) -> Unavailable:
+        """Build the error of a submission. Without a key its jobs are canceled, because no client knows their ids."""
+        if idempotency_key is not None:
+            return Unavailable(f"{error.message}; send it again with the same Idempotency-Key")
+        is_canceled = await asyncio.shield(self.cancel_all(owner, error.job_ids))
+        return Unavailable(f"{error.message}, so {_fate(is_kept=not is_canceled)}; send it again")
 
     async def enqueue(
         self,
@@ -162,7 +173,8 @@ class Submission:
         """Put checked requests on their models' queues, all or none.
 
         The client of a synchronous request waits, so no event goes to registered webhook endpoints. Results are kept
-        for `ttl_s`, by default as long as the settings say. Raises Conflict, QueueFull, TooLarge, Unavailable.
+        for `ttl_s`, by default as long as the settings say. Raises Conflict, QueueFull, TooLarge, NotReplicated,
+        Unavailable.
         """
         asked, asked_ids = requests, set(job_ids)
         requests, job_ids = wire.with_bases(requests, job_ids)
@@ -308,7 +320,7 @@ class Submission:
             except ApiError:  # it has ended
                 continue
             except RedisError as error:
-                logger.warning("jobs of a request whose client has left cannot be canceled: %r", error)
+                logger.warning("jobs whose ids no client knows cannot be canceled: %r", error)
                 return False
         return True
 

@@ -19,6 +19,7 @@
     ├── TooManyEvents        429 too_many_events
     ├── Failed               500 job_failed
     └── Unavailable          503 unavailable
+        ├── NotReplicated    503 unavailable: the queue has the jobs, but too few of its replicas do
         └── RedisFull        503 redis_full: nothing of the request was done
 
     raised by a route    ->   reply (see `install`)
@@ -33,7 +34,7 @@ To add a refusal, add a class here. Routes raise it; no other module builds an e
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 
@@ -235,6 +236,14 @@ class Unavailable(ApiError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, headers={"Retry-After": str(REDIS_RETRY_S)})
+
+
+class NotReplicated(Unavailable):
+    """Report jobs that the queue has accepted, but too few of its replicas. `job_ids` are those of all of them."""
+
+    def __init__(self, message: str, job_ids: Sequence[str]) -> None:
+        super().__init__(message)
+        self.job_ids = job_ids
 
 
 class RedisFull(Unavailable):

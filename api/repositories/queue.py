@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from scorepool import store, wire
 from scorepool.api.http import tasks
-from scorepool.api.http.errors import Conflict, QueueFull, TooLarge, Unavailable
+from scorepool.api.http.errors import Conflict, NotReplicated, QueueFull, TooLarge, Unavailable
 from scorepool.api.repositories import decode, quota
 from scorepool.api.repositories.jobs import ENDED, EXPIRED, check_id, job_not_found, status_of
 from scorepool.api.repositories.quota import MAX_CONTEXT, Quota, job_bytes
@@ -73,7 +73,7 @@ class Queue:
         `submission_fingerprint` is the fingerprint of the submission as it came, with aliases, if they were replaced
         since. `batch` is the id of the batch whose lines the requests are. `kept_body` is kept with each job.
         `context_lengths` are those of the models that are served; without it, all are. Raises Conflict, QueueFull,
-        TooLarge, Unavailable.
+        TooLarge, NotReplicated, Unavailable.
         """
         submission_fingerprint = submission_fingerprint or fingerprint(requests)
         ttl_s = result_ttl_s or self._settings.result_ttl_s
@@ -97,10 +97,10 @@ class Queue:
         answer, num_replicas = await self._run_submit(args)
         match answer:
             case [b"accepted", _] if num_replicas < self._settings.redis_min_replicas:
-                raise Unavailable(
+                raise NotReplicated(
                     f"the queue has this request, but only {num_replicas} of its replicas, expected "
-                    f"{self._settings.redis_min_replicas} (SCOREPOOL_REDIS_MIN_REPLICAS); "
-                    "send it again with the same Idempotency-Key"
+                    f"{self._settings.redis_min_replicas} (SCOREPOOL_REDIS_MIN_REPLICAS)",
+                    job_ids,
                 )
             case [b"accepted", statuses]:
                 return [

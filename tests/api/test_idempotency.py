@@ -8,6 +8,7 @@ import pytest
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
+import scorepool.api.repositories.queue
 from scorepool import store, wire
 from scorepool.api.repositories.queue import Queue
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, score
@@ -70,6 +71,44 @@ async def test_a_replay_is_answered_even_if_the_queue_is_full_or_the_model_gone(
         new = await http.post("/v1/jobs", json=score(), headers={"Idempotency-Key": "order-2"})
     assert first.json()["id"] == full.json()["id"] == gone.json()["id"]
     assert (other_body.status_code, new.status_code) == (409, 404)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/jobs", score()),
+        ("/v1/jobs/bulk", [score(), score()]),
+        ("/v1/chat/completions", {"model": "demo", "messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/completions", {"model": "demo", "prompt": "a", "stream": True}),
+    ],
+)
+async def test_a_submission_without_a_key_that_replicas_lack_is_canceled(
+    serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, path: str, body: object
+):
+    monkeypatch.setattr(scorepool.api.repositories.queue, "REPLICAS_TIMEOUT_S", 0.01)
+    async with serving(redis_min_replicas=1) as http:
+        reply = await http.post(path, json=body)
+        jobs = (await http.get("/v1/jobs")).json()["jobs"]
+
+    message = reply.json()["error"]["message"]
+    assert (reply.status_code, {job["status"] for job in jobs}) == (503, {"canceled"})
+    assert message.endswith("so the request was canceled; send it again")
+    assert "Idempotency-Key" not in message
+    assert worker.waiting() == set()
+
+
+async def test_a_submission_under_a_key_that_replicas_lack_goes_on(
+    serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(scorepool.api.repositories.queue, "REPLICAS_TIMEOUT_S", 0.01)
+    async with serving(redis_min_replicas=1) as http:
+        reply = await http.post("/v1/jobs", json=score(), headers=KEY)
+    async with serving() as http:
+        again = await http.post("/v1/jobs", json=score(), headers=KEY)
+
+    assert (reply.status_code, again.status_code) == (503, 202)
+    assert reply.json()["error"]["message"].endswith("send it again with the same Idempotency-Key")
+    assert (again.json()["is_replay"], worker.waiting()) == (True, {again.json()["id"]})
 
 
 async def test_a_bulk_under_a_key_is_accepted_once_as_a_whole(serving: Serving, worker: FakeWorker, redis: Redis):

@@ -3,6 +3,7 @@
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 
 class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -108,6 +109,11 @@ class Provenance(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def weights(self) -> str:
         """What a token delta of the same computation names: see TokenDelta."""
         return weights_of(self.fingerprint, self.adapter)
+
+    def of_adapter(self, label: str) -> "Provenance":
+        """Return the stamp of what an adapter computes on this model, which no certificate compares."""
+        reason = "certificates compare the base model, and the job has an adapter"
+        return replace(self, adapter=label, verification=Verification(status="unverified", reason=reason))
 
 
 def weights_of(fingerprint: str, adapter: str | None) -> str:

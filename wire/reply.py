@@ -3,7 +3,6 @@
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
-from msgspec.structs import replace
 
 from scorepool.wire.embed import Pooling
 from scorepool.wire.provenance import Provenance
@@ -231,7 +230,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     def stamp_of(self, name: str) -> Provenance:
         """Return the stamp of results of one of its names, which may be that of an adapter."""
         label = next((adapter.label for adapter in self.adapters if adapter.name == name), None)
-        return self.stamp if label is None else replace(self.stamp, adapter=label)
+        return self.stamp if label is None else self.stamp.of_adapter(label)
 
     @property
     def adapter_names(self) -> list[str]:

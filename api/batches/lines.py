@@ -121,26 +121,27 @@ class LineCall(NamedTuple):
 
 async def to_jobs(
     services: BatchServices, text: bytes, batch: Batch, unique_id: str
-) -> tuple[list[wire.Request], bool]:
-    """Return the jobs of a line, and whether they may be queued now.
+) -> tuple[list[wire.Request], int | None]:
+    """Return the jobs of a line, and the index of the server that must answer before they can be checked and queued.
 
-    They may not while a server that does not answer may serve their models: they are not checked then. Raise
-    wire.Invalid or ApiError if the line is refused: it ends without a job.
+    It is that of their model, or may be; None if all servers that matter answer. Raise wire.Invalid or ApiError if the
+    line is refused: it ends without a job.
     """
     call = await Body(batch.id, text, "json").parse(lambda content, _: LineCall.parse(content, batch, unique_id))
     count = call.endpoint.job_count(call.body)
     services.submission.check_count(*count)
     with building_requests(call.field_name):
         requests = await services.submission.build(call.to_requests(batch), count.field)
-    if await services.models.unreachable({request.model for request in requests}):
-        return requests, False
+    unreachable = await services.models.unreachable({request.model for request in requests})
+    if unreachable:
+        return requests, next(iter(unreachable.values()))
     with map_field_names(call.field_name):
         await services.admission.check(requests, is_bulk=len(requests) > 1)
         for request in requests:
             for field, image in wire.images_of(request):
                 if image.url is not None:
                     raise BadRequest(f"{field}: images of lines of batches are not fetched; expected a data URL", field)
-    return requests, True
+    return requests, None
 
 
 def refused_line(text: bytes, error: wire.Invalid | ApiError, unique_id: str) -> EndedLine:

@@ -53,16 +53,18 @@ async def resubmit(services: BatchServices, batch_store: BatchStore) -> Literal[
     texts = dict(zip(missing, await batch_store.texts(missing), strict=True))
     in_groups = await _in_groups(texts)
     until = clock_s() + QUEUE_S  # without the time of reading, and one line at least: else none might ever be queued
-    num_done, full = 0, set[str]()
+    num_seen = num_done = 0
+    full = set[str]()
     for line in in_groups:
         if line.tag in full:
             continue
-        if num_done and clock_s() > until:
-            return "some"
+        if num_seen and clock_s() > until:
+            return "some" if num_done else "none"
+        num_seen += 1
         unique_id = line.job_ids(batch_store.lease.batch_id)[0]
         try:
-            requests, is_reachable = await lines.to_jobs(services, texts[line], batch_store.batch, unique_id)
-            if not is_reachable:
+            requests, silent = await lines.to_jobs(services, texts[line], batch_store.batch, unique_id)
+            if silent is not None:
                 continue
             if not await _submit(services, batch_store.lease, line, requests):
                 full.add(line.tag)
@@ -146,10 +148,9 @@ async def _start_chunk(
         if isinstance(started, EndedLine):
             ended.append(started)
             continue
-        requests, is_reachable = started
-        tag = services.line_jobs.tag(services.models.resolve_names(requests[:1])[0]) if requests else ""
-        in_progress = LineInProgress(number, len(requests), tag)
-        if is_reachable:
+        requests, silent = started
+        in_progress = LineInProgress(number, len(requests), _tag(services, requests, silent))
+        if silent is None:
             jobs[in_progress] = (text, requests)
         else:
             waiting[in_progress] = text
@@ -165,9 +166,16 @@ async def _start_chunk(
     return Started(progress, jobs, waiting, ended)
 
 
+def _tag(services: BatchServices, requests: Sequence[wire.Request], silent: int | None) -> str:
+    """Return the tag of the server of a line's jobs; of the `silent` one, if that must answer before it is known."""
+    if silent is not None:
+        return services.line_jobs.servers.servers[silent].tag
+    return services.line_jobs.tag(services.models.resolve_names(requests[:1])[0]) if requests else ""
+
+
 async def _start_line(
     services: BatchServices, lease: BatchLease, text: bytes, number: int, ending: Ending | None
-) -> EndedLine | tuple[list[wire.Request], bool]:
+) -> EndedLine | tuple[list[wire.Request], int | None]:
     unique_id = lines.job_id_of(lease.batch_id, number, 0)
     if ending is not None:
         return lines.unexecuted_line(text, ending, unique_id)

@@ -89,12 +89,12 @@ class Models:
         await self._shared.since(clock_s() if not wanted <= known else clock_s() - FRESH_S)
         return {name: self._named(name) for name in wanted}
 
-    async def unreachable(self, names: Iterable[str]) -> set[str]:
-        """Return the names that a server may serve which does not answer, while others do.
+    async def unreachable(self, names: Iterable[str]) -> dict[str, int]:
+        """Return those of these names that a server may serve which does not answer, each with the server's index.
 
         `serving` raises RedisError for them. It uses what was read in the last FRESH_S.
         """
-        return set()
+        return {}
 
     async def find(self, name: str | None) -> wire.ServedModel:
         """Return what serves the name, or the only served model if None. Raises ModelNotServed, BadRequest.

@@ -135,15 +135,16 @@ class SpreadModels(Models):
                 raise errors[0]
         return found
 
-    async def unreachable(self, names: Iterable[str]) -> set[str]:
+    async def unreachable(self, names: Iterable[str]) -> dict[str, int]:
         await self.live()
         unknown = {name for name in names if not self._named(name)}
         await self._wait_for_late(index for name in unknown for index in self._may_serve(name))
-        return {
-            name
+        silent = {
+            name: next((index for index in self._may_serve(name) if index in self.errors), None)
             for name in unknown
-            if not self._named(name) and not self.errors.keys().isdisjoint(self._may_serve(name))
+            if not self._named(name)
         }
+        return {name: index for name, index in silent.items() if index is not None}
 
     async def find(self, name: str | None) -> wire.ServedModel:
         if name is None:

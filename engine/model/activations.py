@@ -18,7 +18,7 @@ from mlx_lm.utils import MODEL_REMAPPING
 
 from scorepool.engine.errors import LoadError
 from scorepool.engine.model.patch_globals import patch_globals
-from scorepool.engine.model.surveyed import defaults
+from scorepool.engine.model.surveyed import default_settings
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def _architecture(config: Config) -> str:
 
 def _configured(config: Config) -> Iterator[tuple[str, str]]:
     """Yield key and name of each activation that transformers reads; of each that there is, if it lacks the type."""
-    known = defaults(config)
+    known = default_settings(config)
     is_nested = isinstance(config.get("text_config"), dict)
     section = config["text_config"] if is_nested else config
     for key in _KEYS:

@@ -32,7 +32,7 @@ from scorepool.engine.text.chat.chat_format import HARMONY, ChatTags
 from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
 
-POOLING_SETTINGS = "1_Pooling/config.json"  # of sentence-transformers
+POOLING_SETTINGS = "1_Pooling/config.json"  # of sentence-transformers: no token's logprob depends on it
 _CONTENT = (  # the files that the numbers depend on, and that are fetched from the hub
     WEIGHTS,
     "config.json",
@@ -50,7 +50,6 @@ _CONTENT = (  # the files that the numbers depend on, and that are fetched from 
     "processor_config.json",
     "video_preprocessor_config.json",
     "*.jinja",
-    POOLING_SETTINGS,
 )
 _INDEX = "model.safetensors.index.json"  # which transformers needs to certify the model
 _HEAD = "lm_head.weight"
@@ -64,7 +63,7 @@ def find_folder(model: str) -> Path:
     if folder := find_local_folder(model):
         return folder
     try:
-        return Path(snapshot_download(model, allow_patterns=[*_CONTENT, _INDEX]))
+        return Path(snapshot_download(model, allow_patterns=[*_CONTENT, POOLING_SETTINGS, _INDEX]))
     except Exception as error:  # any: HTTP, DNS, disk, authorisation; huggingface_hub has no common class
         raise LoadError(
             f"there is no folder {model!r}, and the hub id cannot be downloaded: {describe(error)}"
@@ -73,7 +72,7 @@ def find_folder(model: str) -> Path:
 
 def fingerprint(folder: Path) -> str:
     """Return the sha256 over name and content of every file that the numbers depend on, independent of the path."""
-    names = sorted({path.relative_to(folder).as_posix() for pattern in _CONTENT for path in folder.glob(pattern)})
+    names = sorted({path.name for pattern in _CONTENT for path in folder.glob(pattern)})
     total = hashlib.sha256()
     for name in names:
         with (folder / name).open("rb") as file:
@@ -212,7 +211,8 @@ def quantization(model: Any, config: Config) -> str | None:
     num_weights: Counter[str] = Counter()
     for module in model.modules():
         if "scales" in module and hasattr(module, "bits"):
-            described = f"{module.bits}-bit {module.mode}, groups of {module.group_size}"
+            mode = getattr(module, "mode", "affine")  # some architectures bring a layer of their own
+            described = f"{module.bits}-bit {mode}, groups of {module.group_size}"
             num_weights[described] += module.weight.size * 32 // module.bits
     if not num_weights:  # the weights were dequantised
         return str(settings.get("quant_method", "unknown"))

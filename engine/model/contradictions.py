@@ -39,7 +39,7 @@ _OTHER_HEADS = {"kv_lora_rank", "multi_query", "num_attention_heads_per_layer", 
 _LEAST_VOCABULARY = {"phi3small": 100_352}  # mlx-lm excludes ids up to 100,351 by a constant: a write out of bounds
 _QUANT_METHODS = {"awq", "bitnet", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4", "mxfp8"}
 # Weights that compressed-tensors packed. mlx-lm unpacks them with the zero point of 4 bits, whatever the settings are.
-_PACKED = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
+_PACKED_SETTINGS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
 
 
 def refuse_contradictions(config: Config) -> None:
@@ -191,7 +191,7 @@ def _check_packed(groups: object, name: str) -> None:
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
             raise _refusal(f"{name}.{key}", group, "an object with weights")
-        for setting, expected in _PACKED.items():
+        for setting, expected in _PACKED_SETTINGS.items():
             if weights.get(setting) != expected:
                 raise _refusal(f"{name}.{key}.weights.{setting}", weights.get(setting), repr(expected))
         if group.get("input_activations") is not None:  # which mlx-lm would not round

@@ -51,9 +51,8 @@ def top_k(logits: mx.array, normalizers: list[float], rows: list[int] | None, k:
     if not all(map(isfinite, normalizers)):
         values = np.where(np.isnan(values), -np.inf, values)  # so that every row has k values that can be compared
     bounds = _bounds(values, k)
-    is_one_by_one = len(values) <= _FEW_ROWS or values.size > _CHUNK
-    if is_one_by_one and (found := _top_one_by_one(values, bounds, normalized, k)) is not None:
-        return found
+    if len(values) <= _FEW_ROWS or values.size > _CHUNK:
+        return _top_one_by_one(values, bounds, normalized, k)
     is_candidate = values >= bounds[:, None]
     flat, firsts = _find(is_candidate)
     if crowded := np.flatnonzero(np.diff(firsts, append=flat.size) > max(_MANY, 4 * k)).tolist():
@@ -76,15 +75,13 @@ def top_k(logits: mx.array, normalizers: list[float], rows: list[int] | None, k:
     )
 
 
-def _top_one_by_one(
-    values: _Floats, bounds: _Floats, normalizers: _Floats, k: int
-) -> tuple[list[Any], list[Any]] | None:
-    """Return what `top_k` does, or None if a row has many candidates."""
+def _top_one_by_one(values: _Floats, bounds: _Floats, normalizers: _Floats, k: int) -> tuple[list[Any], list[Any]]:
+    """Return what `top_k` does."""
     top_ids, top_logprobs = [], []
     for row, bound, normalizer in zip(values, bounds, normalizers, strict=True):
         ids = np.flatnonzero(row >= bound)
-        if len(ids) > _MANY:
-            return None
+        if len(ids) > max(_MANY, 4 * k):
+            ids = np.concatenate([np.flatnonzero(row > bound), np.flatnonzero(row == bound)[:k]])
         logits = row[ids]
         with np.errstate(invalid="ignore"):
             logprobs = logits - normalizer

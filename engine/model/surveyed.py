@@ -57,7 +57,7 @@ def is_known(config: Config) -> bool:
     return _known(transformers_type(config)) is not None
 
 
-def defaults(config: Config) -> Config:
+def default_settings(config: Config) -> Config:
     """Return the defaults of the settings that transformers has for the architecture, also for the text model."""
     known = _known(transformers_type(config))
     settings: Config = {} if known is None else known.to_dict()

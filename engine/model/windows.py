@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from scorepool.engine.errors import LoadError
 from scorepool.engine.model import kv_cache
-from scorepool.engine.model.surveyed import defaults
+from scorepool.engine.model.surveyed import default_settings
 
 Config = dict[str, Any]
 
@@ -44,7 +44,7 @@ def _is_switched_off(config: Config) -> bool:
     """True if the model has a switch for its windows, and it is off. Some types of transformers' have none."""
     if config.get("use_sliding_window") is not False:
         return False
-    known = defaults(config)
+    known = default_settings(config)
     return "sliding_window" not in known or "use_sliding_window" in known
 
 

@@ -126,6 +126,7 @@ local function drains_for_suspects(i)
   if other and other ~= worker then return false end
   redis.call('SET', key, worker, 'PX', lease_ms)
   try('hash', 'HSET', worker_key, 'drains', string.format('%.3f %s', now + DRAINS_S, queues[i]))
+  try('hash', 'HDEL', worker_key, 'waits_with')  -- it may wait for jobs of its other queues
   return true
 end
 

@@ -85,11 +85,13 @@ end
 
 -- Take a job away from every worker that holds it: their leases are gone, and they record nothing.
 local function drop_leases(id, queue)
-  for _, execution in ipairs(try('zset', 'ZRANGE', EXECUTIONS_ .. id, 0, -1) or {}) do
+  local executions = try('zset', 'ZRANGE', EXECUTIONS_ .. id, 0, -1) or {}
+  for _, execution in ipairs(executions) do
     try('zset', 'ZREM', WIP_ .. queue, id .. ':' .. execution)
     redis.call('DEL', EXECUTION_ .. id .. ':' .. execution)
   end
   redis.call('DEL', EXECUTIONS_ .. id)
+  if executions[1] or redis.pcall('HGET', JOB_ .. id, F_STATUS) ~= 'started' then return end
   -- A lease whose score is over is in the registry alone: the list of the job's executions has expired (see lease.lua).
   for _, lease_key in ipairs(try('zset', 'ZRANGEBYSCORE', WIP_ .. queue, '-inf', now) or {}) do
     if string.sub(lease_key, 1, #id + 1) == id .. ':' then redis.call('ZREM', WIP_ .. queue, lease_key) end

@@ -23,9 +23,7 @@ def provenance_of(model: str, model_info: ModelInfo) -> Provenance:
         weights_version=model_info.weights_version,
         verification=_verification_of(model_info.verification),
     )
-    if model_info.adapter is None:
-        return stamp
-    return _unverified(stamp, "certificates compare the base model, and the job has an adapter")
+    return stamp if model_info.adapter is None else stamp.of_adapter(model_info.adapter)
 
 
 def with_images(stamp: Provenance, sequences: Iterable[Sequence]) -> Provenance:

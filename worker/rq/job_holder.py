@@ -322,7 +322,9 @@ class JobHolder(WorkerProcess):
     def _reclaim(self) -> Reclaimed:
         """Take jobs back from dead workers of this machine, and from silent ones. Runs on the link."""
         reclaimed = Reclaimed()
-        held = leases_of_dead(self.connection, self.queues, self.name, is_starting=self._is_starting)
+        held = leases_of_dead(
+            self.connection, self.queues, self.name, self.settings.lease_s, is_starting=self._is_starting
+        )
         if self.heartbeat_clock.is_on_time(self.connection.ping):
             reclaimed.from_silent = True
             held.append([])

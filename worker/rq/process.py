@@ -30,7 +30,7 @@ from rq.utils import as_text
 from rq.worker import BaseWorker
 
 from scorepool.store import Keys, Settings, SettingsError, rq_queue
-from scorepool.worker.claims.dead_workers import is_dead, machine_id
+from scorepool.worker.claims.dead_workers import is_dead, machine_id, pid_namespace
 from scorepool.worker.claims.leases import ClaimedJob
 from scorepool.worker.claims.messages import read_leased, read_message
 from scorepool.worker.redis_link.wrong_types import WrongTypeLog, has_type
@@ -127,12 +127,14 @@ class WorkerProcess(BaseWorker):
             return
 
     def serialize(self) -> dict[str, Any]:
-        return {**super().serialize(), "machine": machine_id()}
+        return {**super().serialize(), "machine": machine_id(), "pid_namespace": pid_namespace()}
 
     def register_birth(self) -> None:
         """Register this worker. A worker restarted under its --name replaces the killed one."""
         REDIS_CLOCK.measure(self.connection, num_samples=3)
-        if not has_type(self.connection, self.key, "hash") or is_dead(self.connection, self.name):
+        if not has_type(self.connection, self.key, "hash") or is_dead(
+            self.connection, self.name, self.settings.lease_s
+        ):
             self.connection.delete(self.key)
         try:
             with self.wrong_types.tolerate("register"):

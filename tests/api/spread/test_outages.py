@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 
 from scorepool import wire
-from scorepool.api.batches import advance, start_lines
+from scorepool.api.batches import advance, collect, start_lines
 from scorepool.api.repositories.models import FRESH_S
 from tests.api.batches.test_batches import jsonl, lines_of, start, until
 from tests.api.conftest import Serving, eventually, score
@@ -215,6 +215,31 @@ async def test_a_batch_waits_for_an_adapter_that_a_missing_server_may_have(
             big.end(job_id, COMPLETED)
         for batch_id in (first, second):
             await until(http, batch_id, lambda batch: batch["status"] == "completed")
+
+
+async def test_a_cancelled_batch_cancels_the_jobs_of_home_while_the_server_of_an_adapter_is_missing(
+    spread: Serving, worker: FakeWorker, big: FakeWorker, other_server: OtherServer, monkeypatch: pytest.MonkeyPatch
+):
+    """The map does not name the adapter, so nothing but the missing server says where its jobs belong."""
+    monkeypatch.setattr(start_lines, "MAX_JOBS", 2)
+    monkeypatch.setattr(start_lines, "MIN_JOBS", 1)
+    monkeypatch.setattr(collect, "CANCEL_TIMEOUT_S", 1.0)
+    big.register(adapters=[wire.ServedAdapter(name="sql", fingerprint="a" * 64, path="/a", rank=8)])
+    async with spread() as http:
+        await readiness(http, is_whole=True)
+        batch_id = await start(http, named("a", "demo") + named("b", "demo") + named("c", "sql") + named("d", "demo"))
+        await eventually(lambda: len(worker.waiting()) == 2)
+        other_server.kill()
+        await readiness(http, is_whole=False)
+        await asyncio.sleep(FRESH_S)
+        for job_id in worker.waiting():
+            worker.end(job_id, COMPLETED)
+        await until(http, batch_id, lambda batch: batch["request_counts"]["completed"] == 2)
+        await eventually(worker.waiting)
+        await http.post(f"/v1/batches/{batch_id}/cancel")
+        await eventually(lambda: not worker.waiting())
+        batch = await until(http, batch_id, lambda batch: batch["status"] == "cancelled")
+    assert batch["request_counts"]["cancelled"] == 2
 
 
 async def test_a_cancelled_batch_cancels_its_jobs_on_both_servers(spread: Serving, worker: FakeWorker, big: FakeWorker):

@@ -215,15 +215,16 @@ def test_the_fingerprint_depends_on_content_and_not_on_the_path(folder: Path, ti
 
 
 @pytest.mark.parametrize(
-    "name", ["preprocessor_config.json", "video_preprocessor_config.json", "1_Pooling/config.json"]
+    ("name", "is_fingerprinted"),
+    [("preprocessor_config.json", True), ("video_preprocessor_config.json", True), ("1_Pooling/config.json", False)],
 )
-def test_settings_of_images_videos_and_pooling_are_fingerprinted_and_fetched_from_the_hub(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_settings_beside_the_models_are_fetched_from_the_hub_and_fingerprinted_if_logprobs_depend_on_them(
+    name: str, is_fingerprinted: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     before = fingerprint(folder)
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text("{}")
-    assert before != fingerprint(folder)
+    assert (before != fingerprint(folder)) == is_fingerprinted
     fetched: list[str] = []
     monkeypatch.setattr(checkpoint, "snapshot_download", lambda _, allow_patterns: fetched.extend(allow_patterns) or "")
     checkpoint.find_folder("someone/a-model")

@@ -9,12 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 import torch
+from mlx import nn
 from safetensors.numpy import load_file, save_file
 
 from scorepool.engine import Engine, EngineSettings, LoadError, Sequence
+from scorepool.engine.model.checkpoint import quantization
 from scorepool.engine.model.contradictions import refuse_contradictions
 from survey import reference
 from survey.families import FAMILIES
@@ -250,3 +253,16 @@ def test_packed_weights_whose_activations_are_rounded_are_refused():
     settings["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8}
     with pytest.raises(LoadError, match=r"group_0\.input_activations is .*, expected null"):
         refuse_contradictions({"model_type": "kimi_k2", "quantization_config": settings})
+
+
+class OwnLayer(nn.Module):
+    """A quantised layer that an architecture brings along, which does not name its mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.scales = mx.zeros((4, 8), dtype=mx.uint32), mx.zeros((4, 1))
+        self.bits, self.group_size = 2, 128
+
+
+def test_a_quantised_layer_that_does_not_name_its_mode_is_described():
+    assert quantization(OwnLayer(), {"quantization": {"bits": 2}}) == "2-bit affine, groups of 128"

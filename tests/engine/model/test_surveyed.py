@@ -76,7 +76,7 @@ def test_ling_2_5_does_not_get_the_settings_of_ling_3_whose_type_it_has():
     ling = {"model_type": "bailing_hybrid", "architectures": ["BailingMoeV2_5ForCausalLM"]}
     assert surveyed.canonical_config(ling) is None
     assert surveyed.check(ling) is False
-    assert surveyed.defaults(ling) == {}
+    assert surveyed.default_settings(ling) == {}
     assert surveyed.check(ling | {"architectures": ["BailingMoeV3ForCausalLM"]}) is True
 
 

@@ -109,8 +109,12 @@ def test_a_worker_that_drains_for_a_suspect_claims_nothing_of_its_other_model(re
     others = [submit(redis, generate(), queue="other") for _ in range(2)]
     both = leases(redis, "both")
 
+    assert ask(both, Queue("empty", connection=redis), waits=True, num_startable=9) == []
+    assert redis.hget("rq:worker:both", "waits_with")  # jobs that are submitted are sent to it
+
     assert ask(both, queue, num_in_flight=0, num_elsewhere=1) == []
     assert ask(both, other_queue, num_in_flight=1) == []
+    assert not redis.hget("rq:worker:both", "waits_with")
     assert [row.job_id for row in ask(leases(redis, "second"), other_queue, 1)] == others[:1]
     assert [row.job_id for row in ask(both, queue)] == [suspect]
     time.sleep(2.6)  # it has no more suspects to run

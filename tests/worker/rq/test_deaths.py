@@ -78,7 +78,7 @@ IS_DEAD = """
 import sys
 from redis import Redis
 from scorepool.worker.claims.dead_workers import is_dead
-print(is_dead(Redis.from_url(sys.argv[1]), "w"))
+print(is_dead(Redis.from_url(sys.argv[1]), "w", 2.0))
 """
 
 
@@ -87,12 +87,19 @@ def test_two_containers_of_one_hostname_and_address_do_not_take_each_others_work
 ):
     if shutil.which("unshare") is None or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode:
         pytest.skip("no process may have a PID namespace of its own here")
-    workers.start("--name", "w", SCOREPOOL_LEASE_S="20")
+    worker = workers.start("--name", "w", SCOREPOOL_LEASE_S="2")  # a heartbeat each 0.4 s
     until(lambda: redis.hget("rq:worker:w", "machine"))
-
     command = [*UNSHARE, sys.executable, "-c", IS_DEAD, redis_url]
 
-    assert subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout == "False\n"
+    def seen_from_another_container() -> str:
+        return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert seen_from_another_container() == "False"
+    worker.kill()
+    worker.wait()
+    redis.persist("rq:worker:w")
+    time.sleep(1.1)
+    assert seen_from_another_container() == "True"  # as a container that was restarted sees its former worker
 
 
 def test_a_worker_whose_leases_expired_cannot_write_results(redis: Redis, workers: Workers):

@@ -58,7 +58,7 @@ def test_a_death_counts_after_the_lease_of_its_job_has_expired(redis: Redis, wor
     kill(workers)
     until(lambda: not redis.keys("rq:execution:*"))
 
-    [held] = leases_of_dead(redis, [Queue("demo", connection=redis)], "other", is_starting=False)
+    [held] = leases_of_dead(redis, [Queue("demo", connection=redis)], "other", 20.0, is_starting=False)
 
     assert [lease_key.partition(":")[0] for lease_key in held] == [job_id]
 

@@ -44,7 +44,7 @@ async def test_a_job_that_no_worker_takes_in_time_is_shown_as_expired(
         ids = [(await http.post("/v1/jobs", json=score(expires_at=right + 600))).json()["id"] for _ in range(3)]
         for job_id in ids[:2]:
             redis.hset(f"rq:job:{job_id}", "expires_at", str(right - 1))
-        worker.start(ids[1])  # a worker that runs a job fails it itself
+        worker.start(ids[1], lease_s=60)  # a worker that runs a job fails it itself
         expired, running, queued = [(await http.get(f"/v1/jobs/{job_id}?wait=0")).json() for job_id in ids]
         listed = (await http.get("/v1/jobs?status=failed")).json()["jobs"]
 

@@ -138,7 +138,7 @@ def verify(job: wire.Job, recompute: Recompute, request: wire.Request | None = N
     ]
     is_processed = job.kind == "generate" and result.logprobs_mode == "processed_logprobs"
     temperature = result.temperature if is_processed or job.kind in ("score", "compare") else 1.0
-    again, stamp = _rescore(job.model, claimed, temperature, recompute)
+    again, stamp = _rescore(job, claimed, temperature, recompute)
     stamps = wire.stamp_differences(result.stamp, stamp)
     if not wire.are_of_one_model(result.stamp, stamp):
         raise CannotTell(f"this model did not compute it: {'; '.join(stamps)}")
@@ -262,15 +262,18 @@ def _prompt_ids(index: int, sequence: wire.SequenceResult, request: wire.Request
 
 
 def _rescore(
-    model: str, claimed: Sequence[ScoredSequence], temperature: float, recompute: Recompute
+    job: wire.Job, claimed: Sequence[ScoredSequence], temperature: float, recompute: Recompute
 ) -> tuple[list[ScoredSequence], wire.Provenance]:
-    """Score the tokens of sequences again, with the same columns. Raises CannotTell."""
+    """Score the tokens of sequences again, with the same columns, by the adapter of the job. Raises CannotTell."""
+    assert job.result is not None
     scored = [sequence for sequence in claimed if sequence.logprobs]
     if not scored:
         raise CannotTell("the result reports no token that has a logprob")
     columns = scored[0]
+    label = job.result.stamp.adapter  # its name, and a part of its fingerprint
     request = wire.Score(
-        model=model,
+        model=job.model,
+        adapter=label and (label.rpartition("@")[0] or label),
         items=[
             wire.ScoreItem(prompt=sequence.token_ids[: sequence.first], completion=sequence.token_ids[sequence.first :])
             for sequence in scored
@@ -315,7 +318,7 @@ def _compare_sampled(
     if result.temperature == 0:
         zeros = [replace(sequence, logprobs=Floats([0.0] * len(sequence.logprobs))) for sequence in sampled]
         return _compare(sampled, zeros, 0.0, "sampled_logprob")
-    again, stamp = _rescore(job.model, sampled, result.temperature, recompute)
+    again, stamp = _rescore(job, sampled, result.temperature, recompute)
     # No mode promises bits here: sampling divides the logits by the temperature elsewhere than scoring does.
     tolerance = wire.rounding_nats(result.stamp, stamp, result.temperature)
     return _compare(sampled, again, tolerance, "sampled_logprob")

@@ -253,7 +253,7 @@ def test_processed_logprobs_are_different_only_if_no_filter_can_be_the_reason(
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("fingerprint", "0" * 64), ("dtype", "bfloat16"), ("quantization", "4-bit"), ("adapter", "a")]
+    ("field", "value"), [("fingerprint", "0" * 64), ("dtype", "bfloat16"), ("quantization", "4-bit")]
 )
 def test_a_result_of_another_model_is_not_compared(
     stack: Stack, client: Client, verify: Verify, field: str, value: str
@@ -265,6 +265,15 @@ def test_a_result_of_another_model_is_not_compared(
 
     assert status == 2
     assert f"cannot tell: this model did not compute it: {field} {value!r} and " in output
+
+
+def test_a_result_of_an_adapter_that_is_not_served_is_not_compared(stack: Stack, client: Client, verify: Verify):
+    job_id = submit(client, SCORE)
+    falsify(stack, job_id, lambda result: replace(result, stamp=replace(result.stamp, adapter="a@0123456789abcdef")))
+
+    status, output = verify(job_id)
+
+    assert (status, "cannot tell: the server refuses: adapter: " in output) == (2, True)
 
 
 def test_other_modes_backends_and_versions_are_named_and_compared(stack: Stack, client: Client, verify: Verify):

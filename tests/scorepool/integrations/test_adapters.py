@@ -13,7 +13,8 @@ import scorepool
 from scorepool import Client, Result, ScorepoolError
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
-from scorepool.wire import Score, ScoreItem, Tokenize
+from scorepool.verify import on_server, verify
+from scorepool.wire import Generate, Score, ScoreItem, Tokenize
 from tests.engine.adapters import oracle_with, save_adapter
 from tests.engine.mlx_adapters import oracle_with_mlx, save_mlx_adapter
 from tests.engine.oracle import Oracle
@@ -214,6 +215,19 @@ def test_an_unknown_adapter_is_404(http: httpx.Client, path: str, body: dict[str
     assert error["param"] == field
     assert "'gone'" in error["message"]
     assert "sql, style" in error["message"]
+
+
+@pytest.mark.parametrize("model", ["sql", "llama"])
+def test_a_result_of_an_adapter_is_verified_by_the_adapter(client: Client, model: str):
+    score = Score(model=model, items=[ScoreItem(prompt=PROMPT, completion=COMPLETION)])
+    generate = Generate(model=model, prompt=PROMPT, max_tokens=4, temperature=0.8, seed=1, logprobs=True)
+    verdicts = []
+    for request in (score, generate):
+        job = client.submit(request)
+        job.result(timeout_s=60)
+        verdicts.append(verify(client.job(job.id), on_server(client, 60), request))
+
+    assert {verdict.kind for verdict in verdicts} <= {"equal", "within"}
 
 
 def test_two_different_adapters_in_one_request_are_refused(client: Client):

@@ -110,12 +110,13 @@ class Provenance(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """What a token delta of the same computation names: see TokenDelta."""
         return weights_of(self.fingerprint, self.adapter)
 
-    def of_adapter(self, label: str) -> "Provenance":
-        """Return the stamp of what an adapter computes on this model, which no certificate compares."""
-        reason = "certificates compare the base model, and the job has an adapter"
-        return replace(self, adapter=label, verification=Verification(status="unverified", reason=reason))
-
 
 def weights_of(fingerprint: str, adapter: str | None) -> str:
     """Name the weights that compute tokens, given their fingerprint and the adapter with its own."""
     return fingerprint if adapter is None else f"{fingerprint},{adapter}"
+
+
+def with_adapter(stamp: Provenance, label: str) -> Provenance:
+    """Return the stamp of what an adapter computes on a model. No certificate compares it."""
+    reason = "certificates compare the base model, and the job has an adapter"
+    return replace(stamp, adapter=label, verification=Verification(status="unverified", reason=reason))

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from scorepool.wire.embed import Pooling
-from scorepool.wire.provenance import Provenance
+from scorepool.wire.provenance import Provenance, with_adapter
 from scorepool.wire.request import Kind
 from scorepool.wire.result import Failure, Result
 
@@ -230,7 +230,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     def stamp_of(self, name: str) -> Provenance:
         """Return the stamp of results of one of its names, which may be that of an adapter."""
         label = next((adapter.label for adapter in self.adapters if adapter.name == name), None)
-        return self.stamp if label is None else self.stamp.of_adapter(label)
+        return self.stamp if label is None else with_adapter(self.stamp, label)
 
     @property
     def adapter_names(self) -> list[str]:

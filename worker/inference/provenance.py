@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from scorepool import engine
 from scorepool.engine import ModelInfo, Sequence
 from scorepool.wire import Provenance, Verification
+from scorepool.wire.provenance import with_adapter
 from scorepool.worker.version import VERSION
 
 
@@ -23,7 +24,7 @@ def provenance_of(model: str, model_info: ModelInfo) -> Provenance:
         weights_version=model_info.weights_version,
         verification=_verification_of(model_info.verification),
     )
-    return stamp if model_info.adapter is None else stamp.of_adapter(model_info.adapter)
+    return stamp if model_info.adapter is None else with_adapter(stamp, model_info.adapter)
 
 
 def with_images(stamp: Provenance, sequences: Iterable[Sequence]) -> Provenance:

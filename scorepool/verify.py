@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from scorepool import wire
 from scorepool.sdk import Client, InvalidUrl, JobFailed, NotScorepool, ScorepoolError, Unreachable
 from scorepool.wire import Floats, ScoredSequence
-from scorepool.wire.request_fields import FORMS
+from scorepool.wire.request_fields import FORMS, MAX_TOP_K, WHOLE_VOCABULARY
 
 Recompute = Callable[[wire.Score], wire.Result]
 EXIT_STATUS = {"equal": 0, "within": 0, "different": 1, "unknown": 2}
@@ -143,6 +143,8 @@ def verify(job: wire.Job, recompute: Recompute, request: wire.Request | None = N
     if not wire.are_of_one_model(result.stamp, stamp):
         raise CannotTell(f"this model did not compute it: {'; '.join(stamps)}")
     notes = [f"the stamps differ: {'; '.join(stamps)}"] if stamps else []
+    if any(sequence.target_logprobs is not None for sequence in result.sequences):
+        notes.append("target_logprobs are not verified: a result does not hold the ids of its targets")
     # No mode promises bits of processed logprobs: sampling divides the logits elsewhere than scoring does.
     tolerance_of = wire.rounding_nats if is_processed else wire.tolerance_nats
     found = _compare(claimed, again, tolerance_of(result.stamp, stamp, temperature))
@@ -279,7 +281,7 @@ def _rescore(
             for sequence in scored
         ],
         temperature=temperature,
-        top_logprobs=len(columns.top_ids[0]) if columns.top_ids else 0,
+        top_logprobs=_num_top(columns),
         rank=columns.ranks is not None,
         cache=False,
         entropy=columns.entropies is not None,
@@ -289,6 +291,12 @@ def _rescore(
     results = iter(result.sequences)
     again = [_again(sequence, next(results)) if sequence.logprobs else sequence for sequence in claimed]
     return again, result.stamp
+
+
+def _num_top(columns: ScoredSequence) -> int:
+    """Return how many of the most likely tokens to ask for; a result that has more than a job may name has all."""
+    num_top = len(columns.top_ids[0]) if columns.top_ids else 0
+    return num_top if num_top <= MAX_TOP_K else WHOLE_VOCABULARY
 
 
 def _again(claimed: ScoredSequence, result: wire.SequenceResult) -> ScoredSequence:

@@ -1,7 +1,7 @@
 """Define outcomes: a job ends in a Result or in a Failure, never in anything else."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
@@ -262,7 +262,7 @@ class Result(Struct, tag="result", frozen=True, kw_only=True, omit_defaults=True
         if self.packed is None:
             return self
         pairs = zip(self.sequences, unpacked_columns(self.packed), strict=True)
-        return replace(self, sequences=[replace(sequence, **columns) for sequence, columns in pairs], packed=None)
+        return replace(self, sequences=[_with_columns(sequence, columns) for sequence, columns in pairs], packed=None)
 
     def arrays(self) -> "dict[str, Array]":
         """Return the columns of all sequences as arrays [rows, tokens] or [rows, tokens, K], by name. Needs numpy.
@@ -304,6 +304,13 @@ class Result(Struct, tag="result", frozen=True, kw_only=True, omit_defaults=True
 
 
 Outcome = Result | Failure
+
+
+def _with_columns(sequence: SequenceResult, columns: dict[str, Any]) -> SequenceResult:
+    """Return a sequence with its columns, of which `sampled_logprobs` has generated tokens only."""
+    if (sampled := columns.get("sampled_logprobs")) is not None:
+        columns = {**columns, "sampled_logprobs": Floats(sampled[sequence.num_reported_prompt_tokens :])}
+    return replace(sequence, **columns)
 
 
 def map_failures(result: Result, rename: Callable[[Failure], Failure]) -> Result:

@@ -61,6 +61,10 @@ async def _validate(services: BatchServices, lease: BatchLease) -> float:
         await _finish(lease, "cancelled")
         return 0.0
     validation = await validate(services, lease)
+    is_file_gone = validation.num_lines == 0
+    if lease.now >= lease.batch.expires_at and (is_file_gone or not validation.is_complete):
+        await _finish(lease, "expired")
+        return 0.0
     if validation.errors:
         await _finish(lease, "failed", validation.errors)
         return 0.0

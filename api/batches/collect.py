@@ -84,12 +84,19 @@ async def _ended_line(
 
 
 async def fail_stuck_lines(batch_store: BatchStore, ending: Ending) -> None:
-    """Fail lines whose jobs do not end CANCEL_TIMEOUT_S after the end of the batch: their worker may be gone."""
+    """Fail lines whose jobs do not end CANCEL_TIMEOUT_S after the end of the batch: their worker may be gone.
+
+    Lines whose jobs have ended wait for a result store that does not answer, until their results expire.
+    """
     lease = batch_store.lease
     ended_at = lease.cancel_at if ending == "cancelled" else batch_store.batch.expires_at
     if ended_at is None or lease.now < ended_at + CANCEL_TIMEOUT_S:
         return
-    stuck = await batch_store.in_progress()
+    in_progress = await batch_store.in_progress()
+    statuses = await batch_store.statuses(in_progress)
+    stuck = [line for line, found in zip(in_progress, statuses, strict=True) if not set(found) <= set(ENDED)]
+    if not stuck:
+        return
     texts = await batch_store.texts(stuck)
     failed = [
         lines.unexecuted_line(text, ending, line.job_ids(lease.batch_id)[0])

@@ -242,10 +242,10 @@ async def _read_live(redis: Redis, live: Sequence[wire.ServedModel], now: float)
 async def _read_deliveries(redis: Redis) -> dict[str, int]:
     async with redis.pipeline(transaction=False) as pipeline:
         pipeline.llen(store.RqKeys.queue(store.WEBHOOKS))
-        for registry in DELIVERY_STATES.values():
+        for registry in ("deferred", *DELIVERY_STATES.values()):
             pipeline.zcard(store.RqKeys.registry(registry, store.WEBHOOKS))
-        sizes = await decode.execute(pipeline)
-    return {state: size or 0 for state, size in zip(("queued", *DELIVERY_STATES), sizes, strict=True)}
+        num_listed, num_in_backlogs, *sizes = [size or 0 for size in await decode.execute(pipeline)]
+    return {"queued": num_listed + num_in_backlogs, **dict(zip(DELIVERY_STATES, sizes, strict=True))}
 
 
 def _age_s(iso_time: bytes | None, now: float) -> float:

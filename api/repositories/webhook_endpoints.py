@@ -136,6 +136,8 @@ class WebhookEndpoints:
         secret, until = new_secret(), await decode.now_s(self._redis) + ROTATION_S
 
         def rotated(before: wire.Subscriber) -> wire.Subscriber:
+            if before.secrets[0].secret == secret:  # written before, by a transaction whose reply was lost
+                return before
             previous = [replace(old, expires_at=until) for old in before.secrets[:1]]
             return replace(before, secrets=[wire.SigningSecret(secret=secret), *previous])
 

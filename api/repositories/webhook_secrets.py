@@ -38,17 +38,17 @@ class WebhookSecrets:
         key = store.Keys.webhook_secret(owner)
         for copy in self._copies:  # else the secret that the owner knows would not sign any more when it asks again
             await check_writable(copy)
-        after: list[wire.SecretRotation] = []
+        salt, after = secrets.token_hex(16), list[wire.SecretRotation]()
 
         async def write(pipeline: Pipeline) -> None:
             before = _decode(await pipeline.get(key))
-            after[:] = [
-                wire.SecretRotation(
-                    salt=secrets.token_hex(16),
-                    previous_salt=before.salt if before else "",
-                    previous_expires_at=now + ROTATION_S,
-                )
-            ]
+            if before is not None and before.salt == salt:  # written before, by a transaction whose reply was lost
+                after[:] = [before]
+            else:
+                previous_salt = before.salt if before else ""
+                after[:] = [
+                    wire.SecretRotation(salt=salt, previous_salt=previous_salt, previous_expires_at=now + ROTATION_S)
+                ]
             pipeline.multi()  # type: ignore[no-untyped-call]
             pipeline.set(key, wire.encode_json(after[0]))
 

@@ -125,6 +125,9 @@ def _describe(job: wire.Job) -> list[str]:
 def _describe_classifications(result: wire.Result) -> list[str]:
     rows = [("ITEM", "TOKENS", "LABEL", "LOGITS")]
     for index, one in enumerate(result.classifications[:MAX_SHOWN]):
+        if one.failure is not None:
+            rows.append((str(index), "0", "-", one.failure.message))
+            continue
         named = (f"{name} {logit:.4f}" for name, logit in zip(result.labels, one.logits, strict=True))
         rows.append((str(index), str(one.num_tokens), one.label, ", ".join(islice(named, MAX_SHOWN))))
     rest = len(result.classifications) - MAX_SHOWN
@@ -134,6 +137,9 @@ def _describe_classifications(result: wire.Result) -> list[str]:
 def _describe_sequences(sequences: Sequence[wire.SequenceResult]) -> list[str]:
     rows = [("SEQUENCE", "TOKENS", "LOGPROB", "TEXT")]
     for index, sequence in enumerate(sequences[:MAX_SHOWN]):
+        if sequence.failure is not None:
+            rows.append((str(index), "0", "-", sequence.failure.message))
+            continue
         logprob = "-" if sequence.logprob_sum is None else f"{sequence.logprob_sum:.4f}"
         text = b"".join(sequence.token_bytes).decode(errors="replace") if sequence.text is None else sequence.text
         shown = repr(text if len(text) <= TEXT_SHOWN else text[: TEXT_SHOWN - 3] + "...")

@@ -7,8 +7,9 @@
 -- ARGV  owner, id of the file, number of the chunk, the chunk, seconds that the chunks are kept, most bytes of the owner
 -- Returns {'stored'}, {'no_memory'}, or {'over_quota', ...} as submit.lua does.
 local owner, id, number, chunk, ttl_s, max_bytes = unpack(ARGV)
-local num_bytes = #chunk + (number == '0' and FILE_BYTES or 0)
 local parts = FILE_ .. id .. _PARTS
+local num_known = try('hash', 'HSTRLEN', parts, number) or 0  -- of a first call, whose reply was lost
+local num_bytes = num_known > 0 and #chunk - num_known or #chunk + (number == '0' and FILE_BYTES or 0)
 local is_full, limit = exceeds_memory(MEMORY_FOR_NEW)
 local is_counted = max_bytes ~= '0'
 if is_counted then check_entries(owner, math.floor(now), 100) end

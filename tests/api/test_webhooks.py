@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
 from rq.job import JobStatus
 
 from scorepool import store, wire
@@ -66,6 +67,32 @@ async def test_the_previous_secret_is_valid_for_a_day_after_rotation(serving: Se
 
     assert subscriber.valid_secrets(time.time()) == [secrets[2], secrets[1]]
     assert subscriber.valid_secrets(time.time() + 90_000) == [secrets[2]]
+
+
+async def test_a_rotation_whose_reply_was_lost_is_one_rotation(
+    serving: Serving, redis: Redis, monkeypatch: pytest.MonkeyPatch
+):
+    """redis-py runs a transaction again if the connection breaks while the reply to EXEC is under way."""
+    transaction = AsyncRedis.transaction
+
+    async def lose_reply(self: AsyncRedis, write: Any, *keys: Any, **options: Any) -> Any:
+        await transaction(self, write, *keys, **options)
+        return await transaction(self, write, *keys, **options)
+
+    async with serving(api_keys=KEYS) as http:
+        http.headers.update(bearer(ALICE))
+        registered = await register(http)
+        endpoint_id = registered["endpoint"]["id"]
+        before = (await http.get("/v1/webhooks/secret")).json()
+        monkeypatch.setattr(AsyncRedis, "transaction", lose_reply)
+        rotated = (await http.post(f"/v1/webhooks/endpoints/{endpoint_id}/secret")).json()
+        after = (await http.post("/v1/webhooks/secret")).json()
+    subscriber = wire.parse(redis.hget(store.Keys.endpoints_of("alice"), endpoint_id), wire.Subscriber)
+    rotation = wire.parse(redis.get(store.Keys.webhook_secret("alice")), wire.SecretRotation)
+
+    assert subscriber.valid_secrets(time.time()) == [rotated["secret"], registered["secret"]]
+    assert after["secret"] != before["secret"]
+    assert rotation.previous_salt == ""  # that of the secret before
 
 
 async def test_an_endpoint_is_changed_disabled_enabled_and_deleted(serving: Serving, worker: FakeWorker, redis: Redis):

@@ -44,6 +44,9 @@ REQUESTS = {
     "generate greedily": replace(GENERATE, temperature=0.0, repetition_penalty=1.5, prompt_logprobs=True),
     "generate hot": replace(GENERATE, temperature=1.7),
     "generate from ids": replace(GENERATE, prompt=IDS, prompt_logprobs=True),
+    "generate packed": replace(GENERATE, temperature=0.0, prompt_logprobs=True, packed=True),
+    "generate packed hot": replace(GENERATE, temperature=0.8, prompt_logprobs=True, packed=True),
+    "score with all logprobs": replace(SCORE, top_logprobs=-1),
     "report a prompt": replace(GENERATE, prompt=IDS, max_tokens=0, prompt_logprobs=True),
     "generate processed": replace(PROCESSED, top_logprobs=3, rank=True),
     "chat": CHAT,
@@ -138,9 +141,20 @@ def test_every_kind_of_result_is_confirmed_and_nothing_is_left_behind(stack: Sta
     assert status == 0, output
     for (job_id, name), line in zip(ids.items(), output.splitlines(), strict=True):
         assert line.startswith(f"{job_id}: "), name
-        is_exact = stack.settings.mode == "exact" and name not in ("generate hot", "generate processed")
+        is_exact = stack.settings.mode == "exact" and name not in (
+            "generate hot",
+            "generate processed",
+            "generate packed hot",
+        )
         within = "" if is_exact else r"|within the tolerance of \S+ nats \(\w+, float32\), \d+ tokens, the largest .*"
         assert re.fullmatch(rf"\w+: (equal to the bit, \d+ tokens{within})", line), (name, line)
+
+
+def test_targets_are_named_as_not_verified(client: Client, verify: Verify):
+    status, output = verify(submit(client, replace(SCORE, targets=[5, 7])))
+
+    assert status == 0
+    assert "target_logprobs are not verified" in output
 
 
 def text_of(result: Result, index: int, entry: int) -> str:

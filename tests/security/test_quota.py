@@ -181,6 +181,18 @@ async def test_files_are_counted_and_a_refused_one_leaves_nothing(serving: Servi
         assert (await upload(http, ALICE, os.urandom(400_000))).status_code == 200
 
 
+async def test_a_chunk_that_is_sent_again_counts_once(serving: Serving, redis: Redis):
+    """The API's connection repeats a command whose reply was lost."""
+    store_chunk = redis.register_script(load("store_chunk.lua"))
+    async with serving(api_keys=KEYS, max_bytes_per_key=2**20) as http:
+        file_id = (await upload(http, ALICE, b"[1]\n" * 1000)).json()["id"]
+        before = used_bytes(redis, "alice")
+        chunk = redis.hget(store.Keys.file_parts(file_id), "0")
+        answer = store_chunk(args=["alice", file_id, 0, chunk, 60, 2**20])
+
+    assert (answer, used_bytes(redis, "alice")) == ([b"stored"], before)
+
+
 async def test_a_batch_waits_for_room_and_loses_no_line(serving: Serving, redis: Redis, worker: FakeWorker):
     async with serving(api_keys=KEYS, max_bytes_per_key=60_000) as http:
         lines = b"".join(LINE % index for index in range(40))

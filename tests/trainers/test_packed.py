@@ -90,6 +90,8 @@ def test_a_packed_generation_has_the_numbers_of_the_other(native: Client, option
     packed = native.generate("demo", [1209, 274, 312], packed=True, **sampling, **tops, **options)
 
     assert_same_arrays(packed.arrays(), plain.arrays())
+    sampled = [[each.sampled_logprobs for each in result.unpacked().sequences] for result in (packed, plain)]
+    assert sampled[0] == sampled[1]
     assert ("sampled_logprobs" in packed.arrays()) == ("logprobs" not in options)
     assert [each.finish_reason for each in packed.sequences] == [each.finish_reason for each in plain.sequences]
     assert packed.usage == plain.usage

@@ -28,14 +28,18 @@ class Subscribers:
             self._cache[owner, endpoint_id] = (clock_s(), subscriber)
         return subscriber
 
-    def disable(self, owner: str, endpoint_id: str, reason: str) -> None:
-        """Disable the endpoint until its owner enables it. Does nothing if it was deleted or is disabled already."""
+    def disable(self, owner: str, endpoint_id: str, url: str, reason: str) -> None:
+        """Disable the endpoint until its owner enables it.
+
+        Does nothing if it was deleted, is disabled already, or has another URL by now.
+        """
         key = Keys.endpoints_of(owner)
 
         def write(pipeline: Pipeline) -> None:
             subscriber = _decode(pipeline.hget(key, endpoint_id))
             pipeline.multi()
-            if subscriber is not None and subscriber.endpoint.disabled_at is None:
+            endpoint = None if subscriber is None else subscriber.endpoint
+            if subscriber and endpoint and endpoint.disabled_at is None and endpoint.url == url:
                 pipeline.hset(key, endpoint_id, encode_json(subscriber.as_disabled(REDIS_CLOCK.now_s(), reason)))
 
         self._connection.transaction(write, key)

@@ -116,7 +116,7 @@ class Deliverer:
     def _attempt(self, record: DeliveryRecord, url: str, secrets: Sequence[str]) -> Attempt:
         attempt = self._sender.send(url, record.delivery_id, record.payload(self._settings), secrets)
         if record.endpoint_id and attempt.status == GONE:
-            self._subscribers.disable(record.owner, record.endpoint_id, "the receiver answered HTTP 410, Gone")
+            self._subscribers.disable(record.owner, record.endpoint_id, url, "the receiver answered HTTP 410, Gone")
         return attempt
 
     def _release(self, owner: str, receiver: str, started_at: float, future: "Future[Attempt]") -> None:

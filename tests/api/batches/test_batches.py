@@ -22,8 +22,10 @@ from scorepool.api.batches.batch_lease import BatchLease, LeaseLost
 from scorepool.api.batches.batch_store import BatchStore
 from scorepool.api.batches.lines import job_id_of
 from scorepool.api.batches.services import BatchServices
+from scorepool.api.http.errors import Unavailable
 from scorepool.api.repositories import files
 from scorepool.api.repositories.batches import BatchProgress
+from scorepool.api.repositories.jobs import Jobs
 from scorepool.worker import Queue
 from scorepool.worker.claims.leases import Claim, Leases
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually
@@ -109,6 +111,32 @@ async def test_lines_that_are_not_answered_in_the_window_are_expired(
     assert (set(good), set(bad)) == ({"2", "4"}, {"1", "3", "5"})
     assert {one["error"]["code"] for one in bad.values()} == {"batch_expired"}
     assert worker.waiting() == set()
+
+
+async def test_ended_jobs_of_a_batch_that_ends_wait_for_the_result_store(
+    serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+):
+    """Only lines whose jobs do not end are given up."""
+    monkeypatch.setattr(collect, "CANCEL_TIMEOUT_S", 0.2)
+    read = Jobs.read
+
+    async def silent_store(*_: object) -> wire.Job:
+        raise Unavailable("the result store does not answer")
+
+    async with serving() as http:
+        batch_id = await start(http, jsonl(2))
+        await eventually(lambda: len(worker.waiting()) == 2)
+        monkeypatch.setattr(Jobs, "read", silent_store)
+        worker.end(job_id_of(batch_id, 1, 0), COMPLETED)
+        worker.start(job_id_of(batch_id, 2, 0))  # its worker is gone
+        await http.post(f"/v1/batches/{batch_id}/cancel")
+        await until(http, batch_id, lambda batch: batch["request_counts"]["failed"] == 1)
+        await asyncio.sleep(1)
+        assert (await http.get(f"/v1/batches/{batch_id}")).json()["status"] == "cancelling"
+        monkeypatch.setattr(Jobs, "read", read)
+        batch = await until(http, batch_id, has("cancelled"))
+
+    assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1, "cancelled": 1}
 
 
 async def test_a_batch_with_an_idempotency_key_is_created_once(serving: Serving, worker: FakeWorker):

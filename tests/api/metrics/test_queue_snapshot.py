@@ -34,6 +34,7 @@ async def test_metrics_show_ages_outcomes_workers_and_deliveries(serving: Servin
         worker.fail_delivery(store.Keys.delivery(ids[1]))
         redis.hset(f"rq:job:{ids[2]}", "enqueued_at", "2026-01-01T00:00:00.000000Z")
         await http.post(f"/v1/jobs/{(await http.post('/v1/jobs', json=score())).json()['id']}/cancel")
+        redis.zadd(store.RqKeys.registry("deferred", store.WEBHOOKS), {"wh_a": 1, "wh_b": 1})  # in owners' backlogs
         text = (await http.get("/metrics")).text
 
     assert 'scorepool_outcomes_total{code="result"} 7.0' in text
@@ -44,7 +45,7 @@ async def test_metrics_show_ages_outcomes_workers_and_deliveries(serving: Servin
     assert 'scorepool_prefix_cache_evictions_total{tier="disk"} 2.0' in text
     assert 'scorepool_checkpoint_rows_total{event="restored"} 3.0' in text
     assert "made-up" not in text
-    assert 'scorepool_webhook_deliveries{state="queued"} 1.0' in text
+    assert 'scorepool_webhook_deliveries{state="queued"} 3.0' in text
     assert 'scorepool_webhook_deliveries{state="failed"} 1.0' in text
     assert 'scorepool_workers{model="demo"} 1.0' in text
     assert 'scorepool_workers{model="webhooks"} 0.0' in text

@@ -13,7 +13,7 @@ from redis import Redis
 from scorepool import wire
 from scorepool.api.batches import advance, collect, start_lines
 from scorepool.api.repositories.models import FRESH_S
-from tests.api.batches.test_batches import jsonl, lines_of, start, until
+from tests.api.batches.test_batches import jsonl, let_expire, lines_of, start, until
 from tests.api.conftest import Serving, eventually, score
 from tests.api.fake_worker import COMPLETED, FakeWorker
 from tests.api.spread.conftest import OtherServer
@@ -215,6 +215,22 @@ async def test_a_batch_waits_for_an_adapter_that_a_missing_server_may_have(
             big.end(job_id, COMPLETED)
         for batch_id in (first, second):
             await until(http, batch_id, lambda batch: batch["status"] == "completed")
+
+
+async def test_a_batch_that_cannot_be_validated_ends_with_its_window(
+    spread: Serving, redis: Redis, worker: FakeWorker, other_server: OtherServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(advance, "VALIDATE_AGAIN_S", 0.1)
+    async with spread() as http:
+        await readiness(http, is_whole=True)
+        other_server.kill()
+        await readiness(http, is_whole=False)
+        await asyncio.sleep(FRESH_S)
+        batch_id = await start(http, named("a", "sql"), completion_window="30m")
+        await asyncio.sleep(0.5)
+        assert (await http.get(f"/v1/batches/{batch_id}")).json()["status"] == "validating"
+        let_expire(redis, batch_id)
+        await until(http, batch_id, lambda batch: batch["status"] == "expired")
 
 
 async def test_a_cancelled_batch_cancels_the_jobs_of_home_while_the_server_of_an_adapter_is_missing(

@@ -78,7 +78,10 @@ async def test_endpoints_change_on_both_servers(
         assert secrets() == [[registered["secret"]]] * 2
         rotated = (await http.post(f"{path}/secret")).json()["secret"]
         assert secrets() == [[rotated, registered["secret"]]] * 2
-        await asyncio.to_thread(Subscribers(other).disable, "local", endpoint_id, "HTTP 410")  # a worker found it gone
+        url = registered["endpoint"]["url"]
+        await asyncio.to_thread(
+            Subscribers(other).disable, "local", endpoint_id, url, "HTTP 410"
+        )  # a worker found it gone
         assert (await http.get(path)).json()["disabled_reason"] == "HTTP 410"
         [listed] = (await http.get("/v1/webhooks/endpoints")).json()["endpoints"]
         changed = (await http.patch(path, json={"description": "ops"})).json()

@@ -9,14 +9,16 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
 from scorepool import Client, sdk, store, wire
 from scorepool.cli import app
 from scorepool.commands import remote
-from scorepool.commands.jobs import duration
+from scorepool.commands.jobs import _describe_classifications, _describe_sequences, duration
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
+from tests.api.fake_worker import RESULT
 
 SCORE = wire.Score(model="demo", items=[wire.ScoreItem(prompt="import", completion=" os.path")])
 WAITS = wire.Score(model="gone", items=SCORE.items)
@@ -288,3 +290,14 @@ def test_the_default_url_is_that_of_the_sdk():
 )
 def test_times_are_shown_for_people(seconds: float, shown: str):
     assert duration(seconds) == shown
+
+
+def test_an_item_that_failed_is_shown_with_its_reason():
+    failure = wire.Failure(code="too_long", message="items[1]: it is too long", field="items[1]")
+    good = wire.Classification(label="A", logits=wire.Floats([0.5]), probs=None, num_tokens=3)
+    bad = wire.Classification(label="", logits=wire.Floats(), probs=None, num_tokens=0, failure=failure)
+    shown = _describe_classifications(replace(RESULT, labels=["A"], classifications=[good, bad]))
+    failed = replace(RESULT.sequences[0], failure=failure)
+
+    assert "it is too long" in shown[0].splitlines()[2]
+    assert "it is too long" in _describe_sequences([failed])[0]

@@ -14,6 +14,7 @@ from redis import Redis
 from standardwebhooks import Webhook
 
 from scorepool import store, wire
+from scorepool.worker.rq.in_flight import AsyncResult
 from scorepool.worker.webhooks.webhook_worker import Deliverer, Undeliverable
 from tests.worker.receiver import Receiver
 from tests.worker.webhooks.conftest import (
@@ -88,6 +89,22 @@ def test_a_rotated_secret_signs_until_it_expires(redis: Redis, hook: Receiver):
         assert len(received.headers["webhook-signature"].split()) == 1 + signs
         if signs:
             Webhook(ENDPOINT_SECRET).verify(received.body, dict(received.headers))
+
+
+def test_http_410_of_an_old_url_leaves_the_endpoint_that_was_moved_meanwhile(redis: Redis, hook: Receiver):
+    hook.answers = [(410, {})]
+    subscriber = subscribe(redis, hook.url)
+    key = store.Keys.endpoints_of("alice")
+    deliverer = Deliverer(SETTINGS, redis)
+    report_end(redis, JOB_ID)
+    pending = deliverer(fetch_delivery(redis, f"wh_{JOB_ID}_{'e' * 16}"))
+    moved = replace(subscriber, endpoint=replace(subscriber.endpoint, url="https://new.example/"))
+    redis.hset(key, subscriber.endpoint.id, wire.encode_json(moved))
+    assert isinstance(pending, AsyncResult)
+    assert pending.future.result(timeout=60).status == 410
+    deliverer.close()
+
+    assert wire.parse(redis.hget(key, subscriber.endpoint.id), wire.Subscriber) == moved
 
 
 def test_http_410_disables_the_endpoint_until_its_owner_enables_it(redis: Redis, hook: Receiver):

@@ -38,8 +38,9 @@ class Subscribers:
         def write(pipeline: Pipeline) -> None:
             subscriber = _decode(pipeline.hget(key, endpoint_id))
             pipeline.multi()
-            endpoint = None if subscriber is None else subscriber.endpoint
-            if subscriber and endpoint and endpoint.disabled_at is None and endpoint.url == url:
+            if subscriber is None:
+                return
+            if subscriber.endpoint.disabled_at is None and subscriber.endpoint.url == url:
                 pipeline.hset(key, endpoint_id, encode_json(subscriber.as_disabled(REDIS_CLOCK.now_s(), reason)))
 
         self._connection.transaction(write, key)

@@ -185,22 +185,35 @@ async def test_a_batch_starts_the_lines_of_the_servers_that_answer(
     assert "SCOREPOOL_MAX_TOP_LOGPROBS" in bad["b"]["response"]["body"]["error"]["message"]
 
 
+@pytest.fixture
+def two_lines_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let batches start two lines, and the next when both have ended."""
+    monkeypatch.setattr(start_lines, "MAX_JOBS", 2)
+    monkeypatch.setattr(start_lines, "MIN_JOBS", 1)
+
+
+async def start_before_outage(
+    http: httpx.AsyncClient, worker: FakeWorker, big: FakeWorker, other_server: OtherServer
+) -> str:
+    """Start a batch whose third line of four names an adapter of the other server, and kill that server."""
+    big.register(adapters=[wire.ServedAdapter(name="sql", fingerprint="a" * 64, path="/a", rank=8)])
+    await readiness(http, is_whole=True)
+    batch_id = await start(http, named("a", "demo") + named("b", "demo") + named("c", "sql") + named("d", "demo"))
+    await eventually(lambda: len(worker.waiting()) == 2)
+    other_server.kill()
+    await readiness(http, is_whole=False)
+    await asyncio.sleep(FRESH_S)
+    return batch_id
+
+
+@pytest.mark.usefixtures("two_lines_at_once")
 async def test_a_batch_waits_for_an_adapter_that_a_missing_server_may_have(
     spread: Serving, worker: FakeWorker, big: FakeWorker, other_server: OtherServer, monkeypatch: pytest.MonkeyPatch
 ):
     """One that was validated starts its other lines. One that was not is validated when all servers answer."""
-    monkeypatch.setattr(start_lines, "MAX_JOBS", 2)
-    monkeypatch.setattr(start_lines, "MIN_JOBS", 1)
     monkeypatch.setattr(advance, "VALIDATE_AGAIN_S", 0.1)
-    big.register(adapters=[wire.ServedAdapter(name="sql", fingerprint="a" * 64, path="/a", rank=8)])
-    text = named("a", "demo") + named("b", "demo") + named("c", "sql") + named("d", "demo")
     async with spread() as http:
-        await readiness(http, is_whole=True)
-        first = await start(http, text)
-        await eventually(lambda: len(worker.waiting()) == 2)
-        other_server.kill()
-        await readiness(http, is_whole=False)
-        await asyncio.sleep(FRESH_S)
+        first = await start_before_outage(http, worker, big, other_server)
         second = await start(http, named("e", "sql"))
         for num_completed in (2, 3):
             for job_id in worker.waiting():
@@ -233,21 +246,14 @@ async def test_a_batch_that_cannot_be_validated_ends_with_its_window(
         await until(http, batch_id, lambda batch: batch["status"] == "expired")
 
 
+@pytest.mark.usefixtures("two_lines_at_once")
 async def test_a_cancelled_batch_cancels_the_jobs_of_home_while_the_server_of_an_adapter_is_missing(
     spread: Serving, worker: FakeWorker, big: FakeWorker, other_server: OtherServer, monkeypatch: pytest.MonkeyPatch
 ):
     """The map does not name the adapter, so nothing but the missing server says where its jobs belong."""
-    monkeypatch.setattr(start_lines, "MAX_JOBS", 2)
-    monkeypatch.setattr(start_lines, "MIN_JOBS", 1)
     monkeypatch.setattr(collect, "CANCEL_TIMEOUT_S", 1.0)
-    big.register(adapters=[wire.ServedAdapter(name="sql", fingerprint="a" * 64, path="/a", rank=8)])
     async with spread() as http:
-        await readiness(http, is_whole=True)
-        batch_id = await start(http, named("a", "demo") + named("b", "demo") + named("c", "sql") + named("d", "demo"))
-        await eventually(lambda: len(worker.waiting()) == 2)
-        other_server.kill()
-        await readiness(http, is_whole=False)
-        await asyncio.sleep(FRESH_S)
+        batch_id = await start_before_outage(http, worker, big, other_server)
         for job_id in worker.waiting():
             worker.end(job_id, COMPLETED)
         await until(http, batch_id, lambda batch: batch["request_counts"]["completed"] == 2)

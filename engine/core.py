@@ -23,8 +23,8 @@ from scorepool.engine.scheduling.prefix_cache import PrefixCache
 from scorepool.engine.scheduling.prefix_stats import PrefixCounts, PrefixStats
 from scorepool.engine.scheduling.prompt_selection import PromptSelection, selects
 from scorepool.engine.scheduling.proposals import ChosenSource, DraftSource, NgramSource, ProposalSource
-from scorepool.engine.scheduling.scheduler import SHARE_BESIDE_DECODING, Scheduler
-from scorepool.engine.scheduling.slice import SchedulerOutput
+from scorepool.engine.scheduling.scheduler import SHARE_BESIDE_DECODING, Background, Scheduler
+from scorepool.engine.scheduling.slice import SchedulerOutput, SliceResult
 from scorepool.engine.scheduling.speculator import Speculator
 from scorepool.engine.scheduling.stats import EngineStats
 from scorepool.engine.sequence import Sequence
@@ -63,13 +63,15 @@ class EngineCore:
         self._selection = PromptSelection(lambda: self.runner.prompt_scorer)
         self._has_selected = False  # since the last step was read
         self._launched: InFlightStep | None = None
+        self._background: Future[Any] | None = None  # gives a handle of the runner
         self._read_at = 0.0  # time.monotonic() when the last step was read
         self.stats = EngineStats()
 
     @property
     def has_work(self) -> bool:
         """True if `step` has something to launch or to read."""
-        return self._launched is not None or self.scheduler.has_work or self._selection.has_work
+        is_computing = self._launched is not None or self._background is not None
+        return is_computing or self.scheduler.has_work or self._selection.has_work
 
     @property
     def is_busy(self) -> bool:
@@ -138,9 +140,10 @@ class EngineCore:
         if self.scheduler.awaits_commit:
             self.drain()
         began_at = time.monotonic()
-        output = self.scheduler.schedule(may_propose=self._launched is None)
+        output = self.scheduler.schedule(self._launched is None, self._background_state)
         previous, self._launched = self._launched, self._launch(output, began_at)
         self._commit(previous)
+        self._commit_background(waits=output.is_empty and previous is None and may_wait)
         if self._selection.has_work:
             self.scheduler.add(self._selection.advance())
             self._has_selected = True
@@ -290,9 +293,10 @@ class EngineCore:
             return self._open_runner(settings)
 
     def drain(self) -> None:
-        """Commit the launched step, so that none is in flight."""
+        """Commit the launched step and what is computed in the background, so that nothing is in flight."""
         previous, self._launched = self._launched, None
         self._commit(previous)
+        self._commit_background(waits=True)
 
     def _new_speculator(self) -> Speculator | None:
         if self._settings.speculation == "off" or not self.runner.can_speculate:
@@ -308,12 +312,34 @@ class EngineCore:
     def _launch(self, output: SchedulerOutput, began_at: float) -> InFlightStep | None:
         if output.is_empty:
             return None
+        if output.background:
+            self._background = self.runner.launch_background(output.background)
         launched, paused = self.runner.launch(output)
         limits = self.scheduler.max_batch_tokens, self.scheduler.kv_budget.max_running
         self.stats = self.stats.after(output, len(paused), *limits)
         self.scheduler.pause(paused)
         self.runner.release([sequence for sequence in output.leaving if sequence not in paused])
         return InFlightStep(output, launched, began_at, time.monotonic())
+
+    @property
+    def _background_state(self) -> Background:
+        if self._background is not None:
+            return "busy"
+        # Slow steps are products of matrices, which have no core to spare.
+        return "free" if self.runner.has_background and self.scheduler.pace.decodes_fast else "none"
+
+    def _commit_background(self, waits: bool) -> None:
+        """Commit what was computed in the background, if it is ready or is waited for."""
+        if self._background is None or not (waits or self._background.done()):
+            return
+        computed, self._background = self._background, None
+        self._commit_results(self.runner.read(computed.result()))
+
+    def drop_background(self) -> None:
+        """Wait until nothing is computed in the background, and drop what was."""
+        if self._background is not None:
+            self._background.exception()
+            self._background = None
 
     def _wait_for_paused(self) -> None:
         """Sleep for a moment if there is nothing to do but to wait for constraints."""
@@ -323,12 +349,16 @@ class EngineCore:
                 return
 
     def _commit(self, launched: InFlightStep | None) -> None:
-        """Read a step, end the groups that are done or failed, and call `on_step` of those with new entries."""
+        """Read a step, and do what follows from its results."""
         if launched is None:
             return
         waits_from = time.monotonic()
         results = self.runner.read(launched.handle)
         self._record_cost(launched, waits_from)
+        self._commit_results(results)
+
+    def _commit_results(self, results: list[SliceResult]) -> None:
+        """End the groups that are done or failed, and call `on_step` of those with new entries."""
         self.stats = self.stats.after_read(results)
         for result in results:
             if result.error is not None:

@@ -359,3 +359,4 @@ class Engine:
         self._memory.leave()
         for one in waiting:
             one.fail(reason)
+        core.drop_background()  # a process that ends while MLX computes is aborted

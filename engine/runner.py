@@ -1,5 +1,6 @@
 """What the engine's core asks of a loaded model. model/runner.py is one that runs on MLX."""
 
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from scorepool.engine.adapter import Adapter
@@ -7,7 +8,7 @@ from scorepool.engine.model_info import ModelInfo
 from scorepool.engine.scheduling.prefix_cache import Store
 from scorepool.engine.scheduling.prompt_selection import PromptScorer
 from scorepool.engine.scheduling.proposals import Draft
-from scorepool.engine.scheduling.slice import SchedulerOutput, SliceResult
+from scorepool.engine.scheduling.slice import SchedulerOutput, Slice, SliceResult
 from scorepool.engine.sequence import Sequence
 from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
@@ -23,6 +24,10 @@ class Runner(Protocol):
     can_speculate: bool  # a step can verify proposed tokens
 
     @property
+    def has_background(self) -> bool:
+        """True if prompts can be computed beside the steps, now."""
+
+    @property
     def prefix_store(self) -> Store | None:
         """The store of computed prefixes, if there is one. It ends with the runner."""
 
@@ -36,6 +41,9 @@ class Runner(Protocol):
 
     def launch(self, output: SchedulerOutput) -> tuple[Any, list[Sequence]]:
         """Start one step. Return its handle for `read`, and the sequences that it pauses: see Scheduler."""
+
+    def launch_background(self, forwards: list[list[Slice]]) -> "Future[Any]":
+        """Start forward passes of slices that need no cache, beside the next steps. Gives their handle for `read`."""
 
     def max_proposed(self, position: int) -> int:
         """Return how many proposed tokens after the token at `position` a step can verify."""

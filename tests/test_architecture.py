@@ -60,7 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine.model": {
         "engine.adapter", "engine.cache_room", "engine.certificate", "engine.errors", "engine.images",
         "engine.local_folder",
-        "engine.model_info",
+        "engine.mlx_thread", "engine.model_info",
         "engine.sampling", "engine.scheduling",
         "engine.sequence", "engine.settings", "engine.text", "engine.versions",
     },

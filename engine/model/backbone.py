@@ -7,6 +7,7 @@ states: head, softcap, scaling. While hidden states are captured, the head is bu
 """
 
 import logging
+import threading
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -93,22 +94,28 @@ class KnownTokens:
         return self._split.compute_logits(rows)
 
 
+class _Tapped(threading.local):
+    """What a thread has captured, and what it injects."""
+
+    injected: mx.array | None = None
+    captured: mx.array | None = None
+
+
 class BackboneTap:
-    """A model whose backbone's output can be captured and replaced. Not thread-safe, like the model."""
+    """A model whose backbone's output can be captured and replaced, by each thread for itself."""
 
     def __init__(self, model: Any, backbone: Module) -> None:
         self._model = model
         self._backbone = backbone
-        self._injected: mx.array | None = None
-        self._captured: mx.array | None = None
-        tap, kind = self, type(backbone)
+        self._own = own = _Tapped()
+        kind = type(backbone)
 
         class TappedBackbone(kind):  # type: ignore[misc, valid-type]
             def __call__(self, *args: Any, **kwargs: Any) -> Any:
-                if tap._injected is not None:
-                    return tap._injected
+                if own.injected is not None:
+                    return own.injected
                 output = kind.__call__(self, *args, **kwargs)
-                tap._captured = output[0] if isinstance(output, tuple) else output
+                own.captured = output[0] if isinstance(output, tuple) else output
                 return output
 
         self._kind = kind
@@ -130,17 +137,17 @@ class BackboneTap:
     def forward(self, token_ids: mx.array, cache: list[Any] | None = None) -> tuple[mx.array, mx.array]:
         """Return hidden states and logits [rows, length, vocab] of one forward pass; neither is computed yet."""
         logits: mx.array = self._model(token_ids, cache=cache)
-        captured, self._captured = self._captured, None
+        captured, self._own.captured = self._own.captured, None
         if captured is None:
             raise TypeError("the model did not call its tapped backbone")
         return captured, logits
 
     def compute_logits(self, rows: mx.array) -> mx.array:
-        self._injected = rows[None]
+        self._own.injected = rows[None]
         try:
             logits: mx.array = self._model(mx.zeros((1, rows.shape[0]), mx.int32))
         finally:
-            self._injected = None
+            self._own.injected = None
         return logits.squeeze(0)  # an index would copy the logits
 
 

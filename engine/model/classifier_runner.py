@@ -5,6 +5,7 @@ Every sequence is given whole, so there is nothing to sample and no step depends
 
 from dataclasses import dataclass
 from math import isfinite
+from typing import NoReturn
 
 import mlx.core as mx
 
@@ -31,7 +32,7 @@ class LaunchedStep:
 class ClassifierRunner:
     """The steps of one classifier. Must be used on the thread that made the model."""
 
-    can_speculate = False  # nothing is generated
+    can_speculate = has_background = False  # nothing is generated
     adapter_bytes = 0
     draft: None = None
     prompt_scorer: None = None
@@ -62,6 +63,10 @@ class ClassifierRunner:
         """Wait for a step and give the sequences their logits. An error marks one whose logits are not finite."""
         rows: list[list[float]] = [] if step.logits is None else step.logits.tolist()  # type: ignore[assignment]
         return [_result(slice_, logits) for slice_, logits in zip(step.slices, rows, strict=True)]
+
+    def launch_background(self, forwards: list[list[Slice]]) -> NoReturn:
+        """Refuse: there are no decoding rows beside which something could be computed."""
+        raise RuntimeError("a classifier has no background")
 
     def max_proposed(self, position: int) -> int:
         """Return 0: no step verifies proposed tokens."""

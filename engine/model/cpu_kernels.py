@@ -247,8 +247,9 @@ class RotaryTable:
         ones = (mx.arange(2 * half) < half).astype(mx.float32)
         rotated = self._rotate(self._module, mx.broadcast_to(ones, (1, 1, size, 2 * half)), offset=0)[0, 0]
         cos, sin = rotated[:, :half], rotated[:, half:]
-        self._cos, self._sin = mx.concatenate([cos, cos], axis=-1), mx.concatenate([-sin, sin], axis=-1)
-        mx.eval(self._cos, self._sin)
+        cos, sin = mx.concatenate([cos, cos], axis=-1), mx.concatenate([-sin, sin], axis=-1)
+        mx.eval(cos, sin)  # another thread can read them only if they are computed
+        self._cos, self._sin = cos, sin
 
 
 def _install_tables(model: Any, max_positions: int) -> None:

@@ -22,6 +22,7 @@ from scorepool.engine import certificate
 from scorepool.engine.errors import LoadError, as_load_error
 from scorepool.engine.model import (
     activations,
+    background,
     checkpoint,
     classifier,
     cpu_kernels,
@@ -161,7 +162,11 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
     draft = draft if batch.can_speculate else None
     store = _open_prefix_store(settings, model_info, model, split) if batch.can_share else None
     scorer = scorer if whole_prompts is None else None
-    return ModelRunner(batch, split, model_info, chat.tokenizer, chat, adapters, draft, store, scorer)
+    # What puts features into the embeddings, and the head that reads prompts, are told of each pass from outside.
+    is_told = images.split is not None or isinstance(draft, PredictionHead)
+    is_alone = ranks is None and isinstance(batch, PaddedBatch)
+    has_background = is_alone and not is_told and background.suits(model, split)
+    return ModelRunner(batch, split, model_info, chat.tokenizer, chat, adapters, draft, store, scorer, has_background)
 
 
 def _reason_for_whole_prompts(

@@ -7,6 +7,7 @@ slices ──batch──► hidden rows ──head──► logits [chunk of row
 token goes from step to step on the device.
 """
 
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,10 +15,11 @@ import mlx.core as mx
 
 from scorepool.engine.adapter import Adapter
 from scorepool.engine.errors import AdapterError, NonFiniteLogits
-from scorepool.engine.model import cpu_kernels, cpu_logprobs, garbage, memory_budget, pooling
+from scorepool.engine.model import background, cpu_kernels, cpu_logprobs, garbage, memory_budget, pooling
 from scorepool.engine.model.adapters.host import AdapterHost
 from scorepool.engine.model.backbone import BackboneAndHead
 from scorepool.engine.model.batch import BatchRunner
+from scorepool.engine.model.cpu_threads import one_thread_a_product
 from scorepool.engine.model.draft import DraftModel
 from scorepool.engine.model.mtp import PredictionHead
 from scorepool.engine.model.pooling import PooledStep
@@ -61,8 +63,12 @@ class ModelRunner:
         draft: DraftModel | PredictionHead | None = None,
         prefix_store: PrefixStore | None = None,
         prompt_scorer: PromptScorer | None = None,
+        has_background: bool = False,
     ) -> None:
-        """Start without sequences. Without `adapters`, none can be loaded. `draft` proposes tokens."""
+        """Start without sequences. Without `adapters`, none can be loaded. `draft` proposes tokens.
+
+        `has_background` says that two threads may call the model; see background.py.
+        """
         self.model_info = model_info
         self.tokenizer = tokenizer
         self.chat = chat
@@ -75,6 +81,7 @@ class ModelRunner:
         self.prefix_store = prefix_store
         self.prompt_scorer = prompt_scorer
         self.batch = batch
+        self._has_background = has_background
         self._head = backbone_and_head
         # Exact mode has one way only: a row's numbers must not depend on what others ask for.
         uses_host = cpu_kernels.are_used() and model_info.mode != "exact"
@@ -129,6 +136,28 @@ class ModelRunner:
         pending = self._compute(queries, rows, logits)
         self._remember_sampled_rows(pending)
         return LaunchedStep(slices, pending, pooled), late
+
+    @property
+    def has_background(self) -> bool:
+        """True if two threads may call the model. Layers with adapters are told from outside which rows have which."""
+        return self._has_background and not self.adapter_bytes
+
+    def launch_background(self, forwards: list[list[Slice]]) -> "Future[LaunchedStep]":
+        """Start forward passes of prompts that are only scored, on another thread; see background.py."""
+        return background.run(partial(self._score, forwards))
+
+    def _score(self, forwards: list[list[Slice]]) -> LaunchedStep:
+        """Compute forward passes and what is reported of their tokens, with one thread a product of matrices."""
+        step = LaunchedStep({}, [], PooledStep([], []))
+        with one_thread_a_product():
+            for forward in forwards:
+                slices = [slice_ for slice_ in forward if slice_.predictors]
+                step.slices.update((slice_.sequence, slice_) for slice_ in slices)
+                queries = [self._query(slice_, slice_.predictors) for slice_ in slices]
+                step.pending.extend(self._compute(queries, self.batch.prefill(forward)))
+            for pending in step.pending:
+                pending.wait()
+        return step
 
     def read(self, step: LaunchedStep) -> list[SliceResult]:
         """Wait for a step and append to the columns. An error marks a sequence whose logits are no distribution."""

@@ -48,6 +48,11 @@ class PrefillPace:
             return self._first_tokens
         return min(self._first_tokens, self._fitting(self._prefill_tokens, self._prefill_s))
 
+    @property
+    def decodes_fast(self) -> bool:
+        """True if a step that only decodes takes less time than prefill may add to one; False if none was measured."""
+        return self._decode_s is not None and self._decode_s < self._max_s
+
     def _fitting(self, num_tokens: float, seconds: float) -> int:
         """Return how many tokens fit into a step if so many take so long."""
         return max(MIN_TOKENS, int(self._max_s * num_tokens / seconds))

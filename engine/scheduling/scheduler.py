@@ -5,6 +5,9 @@ A step computes prompts (prefill) beside one token of every decoding sequence, s
     waiting ──policy──► [ prefill, in chunks ] ──► decoding ──► gone
                                └──(score only)────────────────► gone
 
+Some runners compute prompts in the background, beside the steps: short ones that are only scored, and that continue
+from no prefix. Then no decoding sequence waits for these.
+
 A sequence whose constraint does not know in time what may follow is paused, with its KV cache, until it does; the
 others go on.
 
@@ -14,9 +17,10 @@ stop string, or proposed tokens that were rejected. While tokens are proposed, o
 that the next step cannot be scheduled before.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
+from typing import Literal
 
 from scorepool.engine.images import PlacedImage
 from scorepool.engine.scheduling import verified
@@ -31,7 +35,10 @@ from scorepool.engine.scheduling.speculator import Speculator
 from scorepool.engine.scheduling.waiting import WaitingSequences
 from scorepool.engine.sequence import Sequence
 
+SHARE_IN_BACKGROUND = 4  # of a step's tokens: what is computed in the background at a time
 SHARE_BESIDE_DECODING = 8  # of a step's tokens: what it prefills beside decoding sequences before steps were measured
+
+Background = Literal["none", "busy", "free"]
 
 
 class Scheduler:
@@ -108,21 +115,25 @@ class Scheduler:
             self.speculator.forget(gone)
         return list(gone)
 
-    def schedule(self, may_propose: bool = False) -> SchedulerOutput:
+    def schedule(self, may_propose: bool = False, background: Background = "none") -> SchedulerOutput:
         """Choose the slices of the next step, and advance their sequences as if it had run.
 
-        `may_propose` says that every earlier step was committed.
+        `may_propose` says that every earlier step was committed, `background` whether prompts can be computed there.
         """
         if self.prefix_cache:
             self.prefix_cache.evict()
         decode = self._schedule_decode(may_propose)
         num_decode_tokens = sum(slice_.num_tokens for slice_ in decode)
         resumed = [Slice.resumption(sequence) for sequence in self.paused if _may_resume(sequence)]
-        forwards = pack_forwards(decode, resumed, self._schedule_prefill(num_decode_tokens))
+        beside: list[list[Slice]] = []
+        if decode and background == "free":
+            beside = pack_forwards([], [], self._schedule_background())
+        prefill = self._schedule_prefill(num_decode_tokens, has_background=bool(decode) and background != "none")
+        forwards = pack_forwards(decode, resumed, prefill)
         self._is_decode_unread = bool(decode)
         for slice_ in resumed:
             del self.paused[slice_.sequence]
-        return SchedulerOutput(forwards, self._advance(forwards))
+        return SchedulerOutput(forwards, self._advance(forwards + beside), beside)
 
     def pause(self, sequences: Iterable[Sequence]) -> None:
         """Let sequences of the step that was scheduled last wait for what may follow, which they have not sampled.
@@ -166,8 +177,35 @@ class Scheduler:
         self._num_proposed = {sequence: len(ids) for sequence, (ids, _) in pairs if ids}
         return [Slice.decode(sequence, *proposal) for sequence, proposal in zip(self.decoding, proposed, strict=True)]
 
-    def _schedule_prefill(self, num_decode_tokens: int) -> list[Slice]:
-        """Choose the prefills of the next step; a chunked one that is half way gets at least half of the tokens."""
+    @property
+    def _max_background_tokens(self) -> int:
+        return self.max_batch_tokens // SHARE_IN_BACKGROUND
+
+    def _schedule_background(self) -> list[Slice]:
+        """Choose the prompts that are computed beside this step and the next ones."""
+        policy = PrefillPolicy(
+            step_tokens=self._max_background_tokens,
+            free_tokens=self._max_background_tokens,
+            kv_budget=self.kv_budget,
+            running=(),
+            may_chunk=False,
+        )
+        return self._admit(policy, 0, self._suits_background)
+
+    def _suits_background(self, sequence: Sequence) -> bool:
+        """True if a waiting sequence ends with its prompt, and nothing else takes part in computing that."""
+        is_only_scored = sequence.sampling is None and sequence.pooling is None
+        is_plain = sequence.adapter is None and not sequence.images
+        if not (is_only_scored and is_plain and 0 < sequence.num_prefill <= self._max_background_tokens):
+            return False
+        cache = self.prefix_cache
+        return cache is None or (not cache.num_to_load(sequence) and cache.match(sequence) == (None, []))
+
+    def _schedule_prefill(self, num_decode_tokens: int, has_background: bool = False) -> list[Slice]:
+        """Choose the prefills of the next step; a chunked one that is half way gets at least half of the tokens.
+
+        With `has_background`, those that suit it are left to it.
+        """
         if not self.waiting and self.chunked_prefill is None:
             return []
         budget = max(1, self.max_batch_tokens - num_decode_tokens)
@@ -186,14 +224,17 @@ class Scheduler:
             may_chunk=chunked is None,
             has_several_shares=self.waiting.has_several_shares,
         )
-        slices = self._admit(policy, budget)
+        suits = (lambda sequence: not self._suits_background(sequence)) if has_background else None
+        slices = self._admit(policy, budget, suits)
         if chunked:
             slices.append(chunked.first(max(1, budget - sum(slice_.num_tokens for slice_ in slices))))
             self._insert_prefix(slices[-1])
         return slices
 
-    def _admit(self, policy: PrefillPolicy, max_loaded: int) -> list[Slice]:
-        """Offer waiting sequences, and the prefixes that they share, to the policy.
+    def _admit(
+        self, policy: PrefillPolicy, max_loaded: int, suits: Callable[[Sequence], bool] | None = None
+    ) -> list[Slice]:
+        """Offer waiting sequences, and the prefixes that they share, to the policy: those that suit, or all.
 
         The step loads one stored prefix, or several of at most `max_loaded` tokens together, for sequences that may
         begin. So the time that loading takes, and the memory that it needs beyond the cache's, follow what a step may
@@ -204,6 +245,9 @@ class Scheduler:
         for sequence in self.waiting:
             if policy.is_exhausted:
                 break
+            if suits is not None and not suits(sequence):
+                policy.pass_over()
+                continue
             if sequence.sampling and not policy.has_room(sequence):
                 continue
             if self.prefix_cache and (num_tokens := self.prefix_cache.num_to_load(sequence)):

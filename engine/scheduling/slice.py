@@ -168,20 +168,21 @@ class SchedulerOutput:
 
     forwards: list[list[Slice]]
     leaving: list[Sequence]  # generate their last token in this step; their caches are free once it is launched
+    background: list[list[Slice]] = field(default_factory=list)  # passes that no step waits for, of whole prompts
 
     @property
     def slices(self) -> list[Slice]:
-        """All slices of the step."""
+        """All slices of the step, without those of the background."""
         return [slice_ for forward in self.forwards for slice_ in forward]
 
     @property
     def is_empty(self) -> bool:
         """True if there is nothing to run."""
-        return not self.forwards
+        return not self.forwards and not self.background
 
     @property
     def num_prefilled(self) -> int:
-        """The prompt tokens of the step."""
+        """The prompt tokens of the step, without those of the background."""
         return sum(slice_.num_tokens for slice_ in self.slices if not slice_.is_decode)
 
     @property

@@ -1,6 +1,7 @@
 """Count what the engine computes. Knows no clock: engine.py adds the time of a step."""
 
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from scorepool.engine.scheduling.prefix_stats import PrefixStats
 from scorepool.engine.scheduling.slice import SchedulerOutput, SliceResult
@@ -31,7 +32,7 @@ class EngineStats:
         """
         prompt = cached = scored = rows = decoding = 0
         generated = -num_paused
-        for slice_ in output.slices:
+        for slice_ in chain(output.slices, *output.background):
             samples = slice_.sequence.sampling is not None and slice_.end >= slice_.sequence.num_prefill
             generated += samples
             decoding += slice_.is_decode

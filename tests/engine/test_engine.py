@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import CancelledError, Future, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,7 +58,7 @@ class FakeRunner:
         self.in_step = threading.Event()
         self.threads: set[str] = set()
 
-    can_share = False
+    can_share = has_background = False
 
     def launch(self, output: SchedulerOutput) -> tuple[list[Slice], list[Sequence]]:
         self.threads.add(threading.current_thread().name)
@@ -307,3 +307,149 @@ def test_not_even_the_first_prompt_beside_a_stream_holds_it_up():
         assert next(num for num in runner.beside_decoding if num) == MIN_TOKENS
     finally:
         engine.close()
+
+
+class BackgroundRunner(FakeRunner):
+    """A runner whose background computes what it was given when the test says so."""
+
+    has_background = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[list[Slice]] = []
+        self.computed: Future[list[Slice]] = Future()
+        self.prefilled: list[Sequence] = []  # in steps
+        self.is_given = threading.Event()
+
+    def launch(self, output: SchedulerOutput) -> tuple[list[Slice], list[Sequence]]:
+        self.prefilled += [slice_.sequence for slice_ in output.slices if not slice_.is_decode]
+        return super().launch(output)
+
+    def launch_background(self, forwards: list[list[Slice]]) -> "Future[list[Slice]]":
+        self.given.append([slice_ for forward in forwards for slice_ in forward])
+        self.computed = Future()
+        self.is_given.set()
+        return self.computed
+
+    def compute(self) -> None:
+        """Let the background end with what it was given last."""
+        self.is_given.clear()
+        self.computed.set_result(self.given[-1])
+
+
+@pytest.fixture
+def beside() -> Iterator[tuple[Engine, BackgroundRunner, Sequence]]:
+    """An engine with a background, and a sequence that decodes until it is canceled."""
+    runner = BackgroundRunner()
+    engine = Engine(EngineSettings(model="fake"), lambda settings: runner)
+    runner.model_info = engine.model_info = replace(MODEL_INFO, context_length=10**9, max_cached_tokens=10**9)
+    row = generating(10**8)
+    engine.add([row])
+    while len(row.token_ids) < 10:  # steps were measured
+        time.sleep(0.001)
+    yield engine, runner, row
+    if not runner.computed.done():
+        runner.computed.set_result([])
+    engine.close()
+
+
+def grows(row: Sequence) -> bool:
+    length, until = len(row.token_ids), time.monotonic() + 30
+    while len(row.token_ids) < length + 5 and time.monotonic() < until:
+        time.sleep(0.001)
+    return len(row.token_ids) >= length + 5
+
+
+def test_rows_decode_while_prompts_are_computed_in_the_background(beside: tuple[Engine, BackgroundRunner, Sequence]):
+    engine, runner, row = beside
+    first, second = scored(1, 2), scored(3)
+    future = engine.add([first])
+    assert runner.is_given.wait(30)
+    later = engine.add([second])
+    assert grows(row)
+    assert not future.done()
+    assert [[slice_.sequence for slice_ in given] for given in runner.given] == [[first]]  # one after the other
+    runner.compute()
+    assert future.result(30) == [first]
+    assert runner.is_given.wait(30)
+    runner.compute()
+    assert later.result(30) == [second]
+    assert runner.prefilled == [row]
+    assert engine.stats.scored_tokens == 3
+
+
+def test_what_the_background_computed_of_a_canceled_group_is_dropped(
+    beside: tuple[Engine, BackgroundRunner, Sequence],
+):
+    engine, runner, row = beside
+    canceled = engine.add([scored(1)])
+    assert runner.is_given.wait(30)
+    assert canceled.cancel()
+    assert grows(row)
+    runner.compute()
+    future = engine.add([scored(2)])
+    assert runner.is_given.wait(30)
+    runner.compute()
+    assert len(future.result(30)) == 1
+
+
+def test_an_error_in_the_background_ends_its_sequence_only(beside: tuple[Engine, BackgroundRunner, Sequence]):
+    engine, runner, row = beside
+    future = engine.add([scored(FAILS)])
+    assert runner.is_given.wait(30)
+    runner.compute()
+    with pytest.raises(NonFiniteLogits):
+        future.result(30)
+    assert grows(row)
+
+
+def test_a_fault_in_the_background_ends_the_engine(beside: tuple[Engine, BackgroundRunner, Sequence]):
+    engine, runner, _ = beside
+    future = engine.add([scored(1)])
+    assert runner.is_given.wait(30)
+    runner.computed.set_exception(ZeroDivisionError("a bug"))
+    with pytest.raises(EngineDeadError, match="ZeroDivisionError: a bug"):
+        future.result(30)
+
+
+def test_the_background_is_waited_for_when_nothing_decodes_any_more():
+    runner = BackgroundRunner()
+    engine = Engine(EngineSettings(model="fake"), lambda settings: runner)
+    runner.model_info = engine.model_info = replace(MODEL_INFO, context_length=10**9, max_cached_tokens=10**9)
+    decoding = engine.add([generating(10**8)])
+    try:
+        assert runner.in_step.wait(30)
+        time.sleep(0.2)
+        future = engine.add([scored(1)])
+        assert runner.is_given.wait(30)
+        assert decoding.cancel()
+        threading.Timer(0.3, runner.compute).start()
+        assert len(future.result(30)) == 1
+    finally:
+        engine.close()
+
+
+def test_a_control_message_waits_for_the_background(beside: tuple[Engine, BackgroundRunner, Sequence]):
+    engine, runner, _ = beside
+    future = engine.add([scored(1)])
+    assert runner.is_given.wait(30)
+    message = engine.clear_prefix_cache()
+    assert not wait([message], 0.2).done
+    runner.compute()
+    message.result(30)
+    assert len(future.result(30)) == 1
+
+
+def test_an_engine_that_is_closed_waits_for_the_background(beside: tuple[Engine, BackgroundRunner, Sequence]):
+    engine, runner, _ = beside
+    future = engine.add([scored(1)])
+    assert runner.is_given.wait(30)
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    with pytest.raises(EngineClosed):
+        future.result(30)
+    closing.join(0.2)
+    assert closing.is_alive()
+    runner.compute()
+    closing.join(30)
+    assert not closing.is_alive()

@@ -1,15 +1,17 @@
 """The scheduler keeps its budgets, starves no sequence, and runs every token through the model once and in order."""
 
-from itertools import pairwise
+from itertools import chain, cycle, pairwise
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scorepool.engine.adapter import Adapter
 from scorepool.engine.scheduling.kv_budget import KVBudget, KVUsage
 from scorepool.engine.scheduling.packing import MAX_PADDING, MIN_FORWARD_TOKENS
 from scorepool.engine.scheduling.prefix_cache import Prefix, PrefixCache
-from scorepool.engine.scheduling.scheduler import Scheduler
+from scorepool.engine.scheduling.scheduler import SHARE_IN_BACKGROUND, Background, Scheduler
 from scorepool.engine.scheduling.slice import SchedulerOutput, Slice, SliceResult
 from scorepool.engine.sequence import Sampling, Sequence
 
@@ -38,16 +40,16 @@ def scheduler_of(
 
 
 def prefills(output: SchedulerOutput) -> list[Slice]:
-    return [slice_ for slice_ in output.slices if not slice_.is_decode]
+    return [slice_ for slice_ in chain(output.slices, *output.background) if not slice_.is_decode]
 
 
 def decoded(output: SchedulerOutput) -> list[Sequence]:
     return [slice_.sequence for slice_ in output.slices if slice_.is_decode]
 
 
-def step(scheduler: Scheduler) -> tuple[SchedulerOutput, list[Sequence]]:
+def step(scheduler: Scheduler, background: Background = "none") -> tuple[SchedulerOutput, list[Sequence]]:
     """Schedule a step; return it with the sequences whose last step it is."""
-    output = scheduler.schedule()
+    output = scheduler.schedule(background=background)
     scored = [slice_.sequence for slice_ in prefills(output) if slice_.completes_prefill and not slice_.keeps_cache]
     return output, scored + output.leaving
 
@@ -62,9 +64,9 @@ sequence_lists = st.lists(
 batches = {"sequences": sequence_lists, "budget": st.integers(1, 80), "max_running": st.integers(1, 6)}
 
 
-@given(**batches)
+@given(**batches, backgrounds=st.lists(st.sampled_from(get_args(Background)), min_size=1))
 def test_every_sequence_ends_once_and_every_token_it_needs_is_computed_once(
-    sequences: list[Sequence], budget: int, max_running: int
+    sequences: list[Sequence], budget: int, max_running: int, backgrounds: list[Background]
 ):
     sequences = [
         sequence
@@ -76,8 +78,9 @@ def test_every_sequence_ends_once_and_every_token_it_needs_is_computed_once(
     covered: dict[Sequence, int] = dict.fromkeys(sequences, 0)
     asked: dict[Sequence, list[int]] = {}
     prefixes: set[Prefix] = set()
+    states = cycle([*backgrounds, "none"])
     while scheduler.has_work:
-        output, done = step(scheduler)
+        output, done = step(scheduler, next(states))
         ended += done
         assert not output.is_empty
         for slice_ in prefills(output):
@@ -429,3 +432,73 @@ def test_a_slice_is_cut_into_its_first_tokens_and_the_rest():
     assert (rest.start, rest.end, rest.cached_prefix) == (10, 20, None)
     assert whole.first(16) is whole
     assert whole.rest is None
+
+
+def beside_decoding(*sequences: Sequence, budget: int = 400) -> Scheduler:
+    """Return a scheduler with a decoding sequence, and others that wait."""
+    scheduler = scheduler_of([generating(3, max_tokens=50)], budget)
+    scheduler.schedule()
+    scheduler.add(sequences)
+    return scheduler
+
+
+def in_background(output: SchedulerOutput) -> list[Sequence]:
+    return [slice_.sequence for slice_ in chain(*output.background)]
+
+
+def test_prompts_that_are_only_scored_go_to_the_background_beside_decoding_sequences():
+    first, prompt, last = scored(60), generating(20), scored(50)
+    scheduler = beside_decoding(first, prompt, last, budget=400)
+    output = scheduler.schedule(background="free")
+    assert in_background(output) == [first]  # the other one does not fit into a quarter of the budget
+    assert [slice_.sequence for slice_ in output.slices if not slice_.is_decode] == [prompt]
+    assert output.num_prefilled == 20
+    assert first.num_computed == first.num_prefill
+    output = scheduler.schedule(background="busy")
+    assert not output.background
+    assert output.num_prefilled == 0  # it waits for the background
+    assert in_background(scheduler.schedule(background="free")) == [last]
+
+
+def test_without_a_background_or_decoding_sequences_steps_compute_all_prompts():
+    sequence = scored(40)
+    assert beside_decoding(sequence).schedule().num_prefilled == 39
+    alone = scheduler_of([scored(40)], budget=400).schedule(background="free")
+    assert (alone.num_prefilled, alone.background) == (39, [])
+
+
+@pytest.mark.parametrize("length", [102, 300])
+def test_a_prompt_that_is_too_long_for_the_background_is_computed_in_steps(length: int):
+    scheduler = beside_decoding(scored(length), budget=400)
+    output = scheduler.schedule(background="free")
+    assert length > 400 // SHARE_IN_BACKGROUND
+    assert not output.background
+    assert output.num_prefilled
+
+
+def test_sequences_that_share_a_prompt_are_computed_in_steps():
+    prompt = [1] * 80
+    shared = [asking(prompt, [7] * length) for length in (3, 5, 8)]
+    scheduler = beside_decoding(*shared, budget=400)
+    outputs = [scheduler.schedule(background="free") for _ in range(20)]
+    assert not any(output.background for output in outputs)
+    assert all(sequence.num_computed == sequence.num_prefill for sequence in shared)
+
+
+def test_rows_with_images_adapters_or_embeddings_are_computed_in_steps():
+    adapter = Adapter("a", "f", "folder", 8, "lora")
+    adapted, pooled = scored(20), Sequence(token_ids=[0] * 20, pooling="last")
+    adapted.adapter = adapter
+    scheduler = beside_decoding(adapted, pooled, budget=400)
+    output = scheduler.schedule(background="free")
+    assert not output.background
+    assert {slice_.sequence for slice_ in output.slices if not slice_.is_decode} == {adapted, pooled}
+
+
+@given(**batches)
+def test_the_background_keeps_its_budget(sequences: list[Sequence], budget: int, max_running: int):
+    scheduler = scheduler_of(sequences, 4 * budget, max_running)
+    while scheduler.has_work:
+        output, _ = step(scheduler, "free")
+        assert sum(slice_.num_tokens for slice_ in chain(*output.background)) <= budget
+        assert not any(slice_.keeps_cache for slice_ in chain(*output.background))

@@ -26,9 +26,9 @@ class AdapterTable:
         return not (self._served or self._staged or self._retired)
 
     def assign(self, sequences: Iterable[Sequence]) -> None:
-        """Give each sequence the adapter that it names. Raises UnknownAdapter."""
+        """Give each sequence the adapter that it names; one that begins anew keeps its own. Raises UnknownAdapter."""
         for sequence in sequences:
-            if sequence.adapter_name is None:
+            if sequence.adapter_name is None or sequence.adapter in self._retired:
                 continue
             if (adapter := self._served.get(sequence.adapter_name)) is None:
                 loaded = ", ".join(self._served) or "none"

@@ -81,7 +81,7 @@ class EngineCore:
     @property
     def groups(self) -> list[Group]:
         """All groups that are not done: those that may run in order of arrival, then those that a switch holds."""
-        return [*dict.fromkeys(self._groups.values()), *(self.switch.held if self.switch else ())]
+        return list(dict.fromkeys([*self._groups.values(), *(self.switch.held if self.switch else ())]))
 
     @property
     def load(self) -> tuple[int, int]:
@@ -242,11 +242,11 @@ class EngineCore:
         waiting = [group for group in self.groups if not group.has_begun]
         running = [group for group in self.groups if group.has_begun and restart]
         sequences = [sequence for group in (*waiting, *running) for sequence in group.sequences]
+        resumed = [group for group in running if group.on_step is None]
+        self.switch = switch = WeightsSwitch(Future(), [*resumed, *waiting])
         self._forget(sequences)
         for sequence in sequences:
             sequence.restart()
-        resumed = [group for group in running if group.on_step is None]
-        self.switch = switch = WeightsSwitch(Future(), [*resumed, *waiting])
         for group in running:
             if group.on_step is not None:
                 group.fail(WeightsReplaced("other weights serve from now on; add the group again"))
@@ -258,7 +258,6 @@ class EngineCore:
         if self.switch is None or self._staged is None or self._groups:
             return
         self.drain()
-        switch, self.switch = self.switch, None
         (settings, runner), self._staged = self._staged, None
         runner.tokenizer, runner.chat = self.runner.tokenizer, self.runner.chat  # those that the callers use
         if self.prefix_cache is not None:
@@ -268,6 +267,7 @@ class EngineCore:
         closed, self.runner, self._settings, self.is_loaded = self.runner, runner, settings, True
         self._start_scheduling(runner)
         self._move_adapters(closed)
+        switch, self.switch = self.switch, None  # not before: whoever ends the engine after a fault finds the groups
         for group in switch.held:
             self.add(group)
         if switch.future.set_running_or_notify_cancel():
@@ -429,7 +429,8 @@ class EngineCore:
     def drop_unused_adapters(self) -> None:
         """Drop the adapters that are served no more and that no sequence has. Adapters take room from KV caches."""
         chunked = self.scheduler.chunked_prefill
-        unused = self.adapters.take_unused([*self._groups, *([chunked.sequence] if chunked else [])])
+        held = [sequence for group in (self.switch.held if self.switch else ()) for sequence in group.sequences]
+        unused = self.adapters.take_unused([*self._groups, *held, *([chunked.sequence] if chunked else [])])
         if unused:
             self.runner.drop_adapters(unused)
         for adapter in unused:

@@ -232,6 +232,7 @@ class Engine:
         try:
             yield from self._serve(core)
         except ReloadError as error:
+            log.error("the engine ends: %s", error.message)
             self._end(core, error)
         except BaseException as error:
             log.exception("the engine failed in a step with %d groups", len(core.groups))
@@ -298,11 +299,12 @@ class Engine:
         while self._may_apply(core):
             core.drain()
             self.step_started_at = None  # the watchdog times steps, and a message may take longer
-            call = self._control_calls.popleft()
+            call = self._control_calls[0]  # it fails with the others if the weights cannot be loaded
             if isinstance(call.message, NEED_WEIGHTS) and not core.is_loaded:
                 self._load_weights(core)
             if isinstance(call.message, StageWeights):  # a second copy, unless the first was dropped
                 self._memory.make_room(self.model_info.weights_bytes if core.is_loaded else 0)
+            self._control_calls.popleft()
             call.run(core)
             self.model_info, self.adapters = core.runner.model_info, core.adapters.served
             self.step_started_at = time.monotonic()

@@ -1,6 +1,7 @@
 """Rows of LoRA adapters and of none in one batch equal peft on torch with the same weights."""
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -262,6 +263,32 @@ def test_adapters_outlive_dropped_weights(
     oracles = {None: Oracle(tiny_models("llama")), "a": oracle_with(tiny_models("llama"), Path(llama_adapters[0][1]))}
     for sequence in sequences:
         assert_agrees(sequence, oracles[sequence.adapter_name])
+
+
+def test_rows_of_an_unloaded_adapter_that_a_push_begins_anew_keep_it(
+    llama_adapters: tuple[tuple[str, str], ...],
+    tiny_models: TinyModels,
+    tmp_path: Path,
+    open_engine: Callable[..., Engine],
+):
+    engine = open_engine(tiny_models("llama"), adapters=llama_adapters)
+    other = Path(shutil.copytree(tiny_models("llama"), tmp_path / "other"))
+    sequence = Sequence(
+        token_ids=[BOS, 5, 6], sampling=Sampling(max_tokens=200, temperature=0, ignore_eos=True), adapter_name="a"
+    )
+    running = engine.add([sequence])
+    while len(sequence.token_ids) < 5:
+        time.sleep(0.001)
+    assert engine.unload_adapter("a").result(60).name == "a"
+
+    engine.stage_weights(str(other), 1).result(60)
+    assert not running.done()
+    engine.switch_weights(restart=True).result(60).result(60)
+
+    running.result(60)
+    assert sequence.num_generated == 200
+    assert_agrees(sequence, oracle_with(other, Path(llama_adapters[0][1])))
+    assert engine.unload_adapter("a").result(60) is None
 
 
 @pytest.mark.parametrize("settings", [{}, {"use_dora": True}], ids=["lora", "dora"])

@@ -123,6 +123,12 @@ def test_control_messages_work_without_weights_and_a_budget_outlasts_them():
     engine.close()
 
 
+def test_a_control_message_fails_with_the_weights_that_it_needs():
+    engine = dropped(Runners(MODEL_INFO, LoadError("no config.json")))
+    with pytest.raises(ReloadError, match="cannot be loaded again"):
+        engine.load_adapter("a", "folder").result(60)
+
+
 @pytest.mark.parametrize(
     ("second", "says"),
     [

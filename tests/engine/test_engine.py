@@ -384,7 +384,7 @@ def test_what_the_background_computed_of_a_canceled_group_is_dropped(
     engine, runner, row = beside
     canceled = engine.add([scored(1)])
     assert runner.is_given.wait(30)
-    assert canceled.cancel()
+    engine.cancel(canceled)
     assert grows(row)
     runner.compute()
     future = engine.add([scored(2)])
@@ -422,7 +422,7 @@ def test_the_background_is_waited_for_when_nothing_decodes_any_more():
         time.sleep(0.2)
         future = engine.add([scored(1)])
         assert runner.is_given.wait(30)
-        assert decoding.cancel()
+        engine.cancel(decoding)
         threading.Timer(0.3, runner.compute).start()
         assert len(future.result(30)) == 1
     finally:
@@ -453,3 +453,22 @@ def test_an_engine_that_is_closed_waits_for_the_background(beside: tuple[Engine,
     runner.compute()
     closing.join(30)
     assert not closing.is_alive()
+
+
+def test_a_fault_while_other_weights_begin_to_serve_ends_the_groups_that_wait_for_them():
+    class FailsToClose(FakeRunner):
+        model_info = replace(MODEL_INFO, context_length=10**9, max_cached_tokens=10**9)
+
+        def close(self) -> None:
+            raise ZeroDivisionError("a bug")
+
+    engine = Engine(EngineSettings(model="fake"), lambda settings: FailsToClose())
+    stream = engine.add([generating(10**8)])
+    engine.stage_weights("folder", 1).result(30)
+    switched = engine.switch_weights().result(30)
+    waiting = engine.add([scored(1)])
+    assert not wait([waiting], 0.1).done
+    engine.cancel(stream)
+    for future in (waiting, switched):
+        with pytest.raises(EngineDeadError, match="a bug"):
+            future.result(30)

@@ -46,7 +46,13 @@ _SEQUENTIAL = _Way(SequentialBatch, "served one row at a time")
 
 
 def choose_batch(
-    model: Any, split: BackboneAndHead, vocab_size: int, mode: str, context_length: int, speculates: bool = False
+    model: Any,
+    split: BackboneAndHead,
+    vocab_size: int,
+    mode: str,
+    context_length: int,
+    speculates: bool = False,
+    all_agree: Callable[[bool], bool] = bool,
 ) -> tuple[BatchRunner, str]:
     """Return the fastest batch runner that passes its self-test, and the outcome; raise LoadError if none passes.
 
@@ -63,6 +69,7 @@ def choose_batch(
         window=windows.smallest_window(model),
         tile=TILE if mode == "exact" else None,
         speculates=speculates,
+        all_agree=all_agree,
     )
     chosen = _choose_with_few_layers(ways, faults, model, split, new_self_test)
     return chosen or _choose(ways, faults, model, split, new_self_test())

@@ -119,8 +119,9 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
     if settings.speculation == "mtp" and classified is None:
         draft_model, mtp_head = mtp_weights.load_head(folder, config, settings.dtype, model)
         draft = PredictionHead(mtp_head)
-    batch, self_test = choose_batch(model, split, vocab_size, settings.mode, context_length, speculates)
-    whole_prompts = _reason_for_whole_prompts(batch, scorer, model, split, vocab_size)
+    all_agree = bool if ranks is None else ranks.all_agree
+    batch, self_test = choose_batch(model, split, vocab_size, settings.mode, context_length, speculates, all_agree)
+    whole_prompts = _reason_for_whole_prompts(batch, scorer, model, split, vocab_size, context_length)
     models = [model] if draft_model is None else [model, draft_model]
     towers = [] if images.tower is None else [images.tower]
     cache_sizes, num_bytes = memory_budget.cache_sizes(*models), memory_budget.weights_bytes(*models, *towers)
@@ -170,7 +171,12 @@ def _open_model(folder: Path, settings: EngineSettings) -> ModelRunner | Classif
 
 
 def _reason_for_whole_prompts(
-    batch: BatchRunner, scorer: PromptScorer | None, model: Any, split: BackboneAndHead, vocab_size: int
+    batch: BatchRunner,
+    scorer: PromptScorer | None,
+    model: Any,
+    split: BackboneAndHead,
+    vocab_size: int,
+    context_length: int,
 ) -> str | None:
     """Say why no part of a prompt can be left out; None if it can, and let the model do it."""
     if scorer is None:
@@ -180,6 +186,8 @@ def _reason_for_whole_prompts(
         return "exact mode computes every token" if is_exact else "the model is served one row at a time"
     if scorer.fault is not None:
         return scorer.fault
+    if (windows.smallest_window(model) or context_length) < context_length:
+        return rope_positions.KEEPS_STATE  # a window counts the tokens that are there
     rope_positions.take_positions(model)
     return rope_positions.find_fault(model, split, vocab_size)
 

@@ -19,6 +19,7 @@ from scorepool.engine.errors import describe
 from scorepool.engine.model import kv_cache, kv_rollback
 from scorepool.engine.model.backbone import BackboneAndHead
 
+KEEPS_STATE = "layers of this model keep a state or a sliding window, which cannot skip tokens"
 _KEPT = (0, 1, 2, 6, 7, 11, 12, 19)
 _TOLERANCE = {mx.float32: 1e-4 if mx.default_device() == mx.cpu else 1e-3, mx.float16: 3e-2, mx.bfloat16: 2e-1}
 
@@ -36,7 +37,7 @@ def find_fault(model: Any, split: BackboneAndHead, vocab_size: int) -> str | Non
     A few tokens with gaps between them run at once, and again run by run, each from one offset on.
     """
     if not kv_rollback.can_drop_last(kv_cache.new(model)):
-        return "layers of this model keep a state or a sliding window, which cannot skip tokens"
+        return KEEPS_STATE
     draw = Random(2)  # noqa: S311
     token_ids = [draw.randrange(vocab_size) for _ in _KEPT]
     try:

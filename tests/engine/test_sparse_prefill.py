@@ -222,6 +222,14 @@ def test_models_that_cannot_skip_tokens_refuse_by_name(name: str, reason: str, s
         engine.add([Sequence(token_ids=[BOS, 5], sampling=Sampling(max_tokens=1), keep_pct=20)])
 
 
+def test_a_model_whose_window_is_no_caches_refuses_by_name(
+    edited: Callable[..., Path], folder_of: Callable[[str], Path], open_engine: Callable[..., Engine]
+):
+    engine = open_engine(edited("gemma2", sliding_window=16), speculation="draft", draft=str(folder_of("llama")))
+    with pytest.raises(InvalidRequest, match="a sliding window, which cannot skip tokens"):
+        engine.add([sequence()])
+
+
 def test_exact_mode_and_an_engine_without_a_draft_refuse_by_name(
     engine_of: Callable[..., Engine], folder_of: Callable[[str], Path]
 ):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Items
 from collections.abc import Set as AbstractSet
+from math import isnan
 from typing import Literal, TypedDict
 
 from scorepool import wire
@@ -9,7 +10,7 @@ from scorepool.engine import ChatCodec, Sequence, Tokenizer
 from scorepool.wire import Floats
 from scorepool.worker.inference.chat_answer import channels_and_calls, parse_answer
 from scorepool.worker.inference.classified import to_classified
-from scorepool.worker.inference.columns import MIN_LOGPROB, CountingClamp, clamp_logprob, result_columns
+from scorepool.worker.inference.columns import MIN_LOGPROB, CountingClamp, result_columns
 from scorepool.worker.inference.embedded import to_embedded
 from scorepool.worker.inference.packed import to_packed
 from scorepool.worker.inference.prepared import PreparedSequence
@@ -197,16 +198,20 @@ def target_bytes(prepared: PreparedSequence, tokenizer: Tokenizer) -> list[bytes
 
 
 def draft_logprobs(sequence: Sequence) -> list[wire.DraftLogprob]:
-    """Return the tokens that were proposed, with -inf as MIN_LOGPROB."""
+    """Return the tokens that were proposed, with -inf as MIN_LOGPROB, and a draft's NaN too: an overflow.
+
+    After a rejected token the model's logits may be NaN, which is no fault of the text. Tokens there are left out.
+    """
     return [
         wire.DraftLogprob(
             position=proposed.position,
             token_id=proposed.token_id,
-            draft_logprob=clamp_logprob(proposed.draft_logprob),
+            draft_logprob=None if proposed.draft_logprob is None else max(MIN_LOGPROB, proposed.draft_logprob),
             logprob=max(proposed.logprob, MIN_LOGPROB),
             accepted=proposed.accepted,
         )
         for proposed in sequence.proposals
+        if not isnan(proposed.logprob)
     ]
 
 

@@ -62,6 +62,10 @@ class RankGroup:
         """Return the smallest of the ranks' values."""
         return min(map(int, self._gather(str(value).encode())))
 
+    def all_agree(self, answer: bool) -> bool:
+        """True if the answer of every rank is true."""
+        return bool(self.smallest(int(answer)))
+
     def _gather(self, data: bytes) -> list[bytes]:
         """Return what each rank has given, in the order of the ranks."""
         sizes = self._all(mx.array([len(data)], dtype=mx.int32))

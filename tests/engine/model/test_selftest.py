@@ -175,3 +175,16 @@ def test_a_batch_that_keeps_rejected_tokens_is_found_and_proposes_none(
     assert (right.model_info.speculation, right.model_info.self_test) == ("ngram", "passed")
     assert (wrong.model_info.speculation, wrong.model_info.mode) == ("unsupported", "default")
     assert wrong.model_info.self_test.startswith(f"passed; no tokens are proposed: {SPECULATION} is off by ")
+
+
+def test_a_window_is_not_tested_if_it_takes_another_rank_too_long(model: Any):
+    answers: list[bool] = []
+
+    def all_agree(answer: bool) -> bool:
+        answers.append(answer)
+        return False
+
+    self_test = SelfTest(FullLogits(model), VOCAB_SIZE, CONTEXT_LENGTH, window=8, all_agree=all_agree)
+
+    assert answers == [True, True]
+    assert self_test.outcome == "passed; too slow to test beyond its window of 8 tokens"

@@ -7,6 +7,7 @@ import pytest
 
 from scorepool import wire
 from scorepool.engine import TokenColumns
+from scorepool.engine.sequence import ProposedToken
 from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.provenance import provenance_of
 from scorepool.worker.inference.result import to_result
@@ -259,6 +260,26 @@ def test_a_generate_job_of_no_tokens_has_no_proposed_ones():
     prepared[0].sequence.columns.logprobs = [None, -1.0]
 
     assert result_of(request, prepared).draft_logprobs == []
+
+
+def test_a_proposed_token_without_a_distribution_is_left_out():
+    """After a rejected token the model's logits may be NaN, and JSON has none."""
+    request = generate(prompt="a", max_tokens=2, include_draft_logprobs=True)
+    prepared = translate(request)
+    sequence = prepared[0].sequence
+    sequence.token_ids += [98, 99]
+    sequence.columns.logprobs = [-1.0, -2.0]
+    sequence.finish_reason = "length"
+    sequence.proposals = [
+        ProposedToken(0, 98, math.nan, -1.0, True),
+        ProposedToken(1, 97, -math.inf, -math.inf, False),
+        ProposedToken(2, 96, -0.5, math.nan, False),
+    ]
+
+    proposed = result_of(request, prepared).draft_logprobs
+
+    values = [(one.position, one.draft_logprob, one.logprob) for one in proposed]
+    assert values == [(0, -9999.0, -1.0), (1, -9999.0, -9999.0)]
 
 
 def test_a_biased_sequence_reports_the_distribution_that_it_sampled_from():

@@ -217,7 +217,12 @@ class Server:
         return True
 
     def _fork(self, number: int, descriptor: int) -> None:
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:  # the system has no process or memory left: the others go on
+            os.close(descriptor)
+            self._control.sendall(EXITED.pack(number, -signal.SIGKILL))
+            return
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

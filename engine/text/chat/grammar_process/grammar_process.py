@@ -51,7 +51,7 @@ class GrammarProcess:
 
     run: int = 0  # number of its process, new with each
     connection: Connection | None = None
-    num_deaths: int = 0  # of its processes, by no fault of the grammar's
+    num_deaths: int = 0  # of its processes since the last answer, by no fault of the grammar's
     memory_bytes: int = 0
     is_slow: bool = False  # its steps take long
     asking: dict[int, Asker] = field(default_factory=dict)  # by number
@@ -87,6 +87,7 @@ class GrammarProcess:
         """Take in a message of its process."""
         kind, number, self.memory_bytes, self.is_slow, num_bitmasks = fork_server.REPLY.unpack_from(message)
         payload = message[fork_server.REPLY.size :]
+        self.num_deaths = 0
         if kind == fork_server.ERROR:
             reply = Reply(error=self.explain(self.text, payload.decode(errors="replace")))
         else:

@@ -147,6 +147,34 @@ def test_a_killed_process_starts_again_where_it_was():
     assert constraint.error is None
 
 
+def test_processes_that_are_killed_now_and_then_are_no_fault_of_the_grammar():
+    chat = ChatCodec(chat_codec_of("json_tools").tokenizer)
+    constraint = constraint_of(chat, {"type": "array", "items": {"enum": ["abc"]}})
+    generated = ids_of("json_tools", '["abc"')
+    for length in range(len(generated)):
+        constraint.token_bitmask(generated[:length])
+        for process in processes():
+            process.send_signal(signal.SIGKILL)
+
+    constraint.token_bitmask(generated)
+
+    assert constraint.error is None
+
+
+def test_a_fork_that_fails_ends_no_other_process(monkeypatch: pytest.MonkeyPatch):
+    def fails() -> int:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(fork_server.os, "fork", fails)
+    control, ours = socket.socketpair()
+    descriptor, other_end = socket.socketpair()
+    server = fork_server.Server(control, None)
+    with control, ours, other_end, server._wakeup, server._signaled:
+        server._fork(7, descriptor.detach())
+        assert ours.recv(64) == fork_server.EXITED.pack(7, -signal.SIGKILL)
+        assert other_end.recv(1) == b""
+
+
 def test_what_may_follow_proposed_tokens_is_known_up_to_one_that_may_not():
     chat = ChatCodec(chat_codec_of("json_tools").tokenizer)
     schema = {"type": "array", "items": {"enum": ["abc", "abd"]}, "minItems": 2, "maxItems": 2}

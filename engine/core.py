@@ -143,11 +143,12 @@ class EngineCore:
         output = self.scheduler.schedule(self._launched is None, self._background_state)
         previous, self._launched = self._launched, self._launch(output, began_at)
         self._commit(previous)
-        self._commit_background(waits=output.is_empty and previous is None and may_wait)
+        is_idle = output.is_empty and previous is None and not self._selection.has_work and may_wait
+        self._commit_background(waits=is_idle and not self.scheduler.paused)
         if self._selection.has_work:
             self.scheduler.add(self._selection.advance())
             self._has_selected = True
-        elif output.is_empty and previous is None and may_wait:
+        elif is_idle:
             self._wait_for_paused()
         if self.prefix_cache is not None and not self.has_work:
             self.prefix_cache.store_one()

@@ -170,9 +170,18 @@ class EngineCore:
         spare = memory_bytes - info.weights_bytes - prefix_cache_bytes
         tokens = info.cache_sizes.max_tokens(spare, settings.max_running_rows)
         self.runner.model_info = replace(info, memory_bytes=memory_bytes, max_cached_tokens=tokens)
-        self.scheduler.kv_budget = KVBudget(self.scheduler.kv_budget.max_running, tokens)
+        self._fit_kv_budget()
         if self.prefix_cache is not None:
             self.prefix_cache.max_bytes = prefix_cache_bytes
+
+    def _fit_kv_budget(self) -> None:
+        """Let KV caches take what the memory leaves beside the weights, and beside those that are staged."""
+        info, settings = self.runner.model_info, self._settings
+        tokens = info.max_cached_tokens
+        if self._staged is not None and info.cache_sizes.bytes_per_token:
+            taken = info.weights_bytes + self._staged[1].model_info.weights_bytes + settings.prefix_cache_bytes
+            tokens = info.cache_sizes.max_tokens(info.memory_bytes - taken, settings.max_running_rows)
+        self.scheduler.kv_budget = KVBudget(self.scheduler.kv_budget.max_running, tokens)
 
     def drop_weights(self) -> None:
         """Drop the weights and all caches, unless there is a group, or other ranks have a share of the weights."""
@@ -224,6 +233,7 @@ class EngineCore:
             runner.close()
             raise LoadError(f"the weights would be computed in another way than those before: {', '.join(changes)}")
         self._staged = settings, runner
+        self._fit_kv_budget()
         return new_info
 
     def discard_staged(self) -> None:
@@ -231,6 +241,7 @@ class EngineCore:
         if self._staged is not None and self.switch is None:
             staged, self._staged = self._staged, None
             staged[1].close()
+            self._fit_kv_budget()
 
     def begin_switch(self, restart: bool) -> Future[ModelInfo]:
         """Let the staged weights serve once no group is left that the present ones have begun. Raises LoadError.

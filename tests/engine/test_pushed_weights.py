@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scorepool.engine import Engine, EngineSettings, LoadError, Sampling, Sequence, WeightsReplaced
+from tests.engine.between_steps import drive
 from tests.engine.oracle import Oracle, assert_agrees
 from tests.engine.test_engine import FakeRunner, generating, scored
 
@@ -340,6 +341,27 @@ def test_a_switch_that_waits_ends_when_the_last_group_is_canceled_and_with_the_e
     assert switched.result(60).weights_version == 1
     RUNNERS[1].may_step.set()
     engine.close()
+
+
+def test_caches_leave_room_for_staged_weights(
+    folder_of: Callable[[str], Path], open_engine: Callable[..., Engine], tmp_path: Path
+):
+    base = folder_of("llama")
+    engine = open_engine(base, dtype="float32")
+    info = engine.model_info
+    room = 3 * info.weights_bytes
+    drive(engine, lambda core: core.set_memory(room, 0))
+    tokens = drive(engine, lambda core: core.scheduler.kv_budget.max_cached_tokens)
+    assert tokens == engine.model_info.max_cached_tokens
+    difference = info.weights_bytes // info.cache_sizes.bytes_per_token
+
+    engine.stage_weights(str(changed_copy(base, tmp_path / "other")), 1).result(60)
+    staged = drive(engine, lambda core: core.scheduler.kv_budget.max_cached_tokens)
+    assert difference - 1 <= tokens - staged <= difference + 1
+    engine.discard_staged().result(60)
+    assert drive(engine, lambda core: core.scheduler.kv_budget.max_cached_tokens) == tokens
+    serve(engine, tmp_path / "other", 2)
+    assert drive(engine, lambda core: core.scheduler.kv_budget.max_cached_tokens) == engine.model_info.max_cached_tokens
 
 
 def test_weights_that_are_staged_and_discarded_never_serve():

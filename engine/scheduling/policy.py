@@ -90,6 +90,10 @@ class PrefillPolicy:
         """True if a prefill of so many tokens may begin in this step, as a chunk if it is longer than a step."""
         return self._may_chunk if num_tokens > self._step_tokens else num_tokens <= self._free_tokens
 
+    def is_held_up(self, sequence: Sequence, num_tokens: int) -> bool:
+        """True if so many tokens of the sequence are longer than a step, and cannot begin in this one."""
+        return num_tokens > self._step_tokens and not (self._may_chunk and self.has_room(sequence))
+
     def pass_over(self) -> None:
         """Count a waiting prefill that does not begin in this step."""
         self._num_passed_over += 1

@@ -252,12 +252,17 @@ class Scheduler:
                 continue
             if self.prefix_cache and (num_tokens := self.prefix_cache.num_to_load(sequence)):
                 is_too_much = num_loaded and num_loaded + num_tokens > max_loaded
-                if is_too_much or not policy.has_tokens(sequence.num_prefill - num_tokens):
+                rest = sequence.num_prefill - num_tokens
+                if is_too_much or not policy.has_tokens(rest) or policy.is_held_up(sequence, rest):
                     policy.pass_over()
                     continue
                 num_loaded += num_tokens
                 self.prefix_cache.load(sequence)
-            for prefill in self._prefills(sequence):
+            prefills = list(self._prefills(sequence))
+            if len(prefills) > 1 and policy.is_held_up(sequence, prefills[-1].num_tokens):
+                policy.pass_over()  # else prefixes pile up that cannot be evicted while sequences wait for them
+                continue
+            for prefill in prefills:
                 slice_ = policy.try_admit(prefill)
                 if slice_ is None:
                     break

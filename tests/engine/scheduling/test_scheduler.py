@@ -502,3 +502,19 @@ def test_the_background_keeps_its_budget(sequences: list[Sequence], budget: int,
         output, _ = step(scheduler, "free")
         assert sum(slice_.num_tokens for slice_ in chain(*output.background)) <= budget
         assert not any(slice_.keeps_cache for slice_ in chain(*output.background))
+
+
+def test_no_prefix_is_computed_for_sequences_that_cannot_begin():
+    """They would pile up: a prefix is not evicted while a sequence waits for it."""
+    row = generating(10, max_tokens=400)
+    scheduler = scheduler_of([row], budget=200, max_cached_tokens=500)
+    scheduler.schedule()
+    prompts = [[prompt] * 100 for prompt in range(1, 11)]
+    waiting = [asking(prompt, [last] * 300) for prompt in prompts for last in (20, 21)]
+    scheduler.add(waiting)
+    for _ in range(30):
+        assert not prefills(scheduler.schedule())
+    assert scheduler.remove([row]) == [row]
+    while scheduler.has_work:
+        scheduler.schedule()
+    assert all(sequence.num_computed == sequence.num_prefill for sequence in waiting)

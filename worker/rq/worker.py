@@ -239,7 +239,14 @@ class Worker(JobHolder):
     # Claimed jobs.
 
     def _admit(self, claimed_jobs: Sequence[ClaimedJob]) -> None:
-        """Start jobs. All are in `in_flight`, where their leases are extended, before the first of them starts."""
+        """Start jobs. All are in `in_flight`, where their leases are extended, before the first of them starts.
+
+        A job whose end was recorded goes back to its queue if Redis still has its lease: a new master may lack the end.
+        A late message or reply brings such a job without a lease, and then nothing happens.
+        """
+        recorded = [job for job in claimed_jobs if job.lease_key in self._recorded_leases]
+        if recorded:
+            self.link.call(partial(self.leases.release, recorded), lambda _: None, self._lose_redis)
         known = self.in_flight.keys() | self._recorded_leases
         jobs = [InFlightJob.from_claimed(job, self.connection, self.name, self.callbacks) for job in claimed_jobs]
         admitted = [inflight for inflight in jobs if inflight.lease_key not in known]

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -125,3 +126,24 @@ def test_a_stop_command_may_overtake_the_reply_that_brings_its_job(redis: Redis,
     assert list(worker._early_stops) == ["another"]
     worker._take_claimed(Claimed([]))
     assert not worker._early_stops  # a job of that id that is queued later runs
+
+
+def test_a_job_whose_recorded_end_is_lost_with_its_master_goes_back_to_its_queue(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SCOREPOOL_MODEL", "demo=fake")
+    job_id = submit(redis, generate())
+    worker = Worker(["demo"], connection=redis)
+    claim = Claim(max_jobs=1, num_in_flight=0, max_in_flight=1)
+    [held] = worker.leases.claim(worker.queues, claim).jobs
+    worker._recorded_leases.append(held.lease_key)
+
+    worker._take_claimed(worker.leases.claim(worker.queues, replace(claim, max_jobs=0, known=())))
+    assert worker.link.wait(10.0)
+
+    assert not worker.in_flight
+    assert in_flight(redis) == 0
+    assert redis.lrange("rq:queue:demo", 0, -1) == [job_id.encode()]
+    worker._take_claimed(Claimed([held]))  # a late reply
+    assert worker.link.wait(10.0)
+    assert redis.lrange("rq:queue:demo", 0, -1) == [job_id.encode()]

@@ -4,8 +4,9 @@
     served    serve it between two steps ──► show it in the registration
     unloaded  serve it no more; jobs that run with it end
 
-A worker that starts does at once what Redis says. A staged record holds the one before it, which is followed until the
-API has decided. The records are in api/repositories/adapters.py's hands.
+A worker that starts does at once what Redis says. An adapter that it cannot load is tried again, and its jobs wait
+meanwhile: a worker that ended instead would take the base and the other adapters with it. A staged record holds the
+one before it, which is followed until the API has decided. The records are in api/repositories/adapters.py's hands.
 """
 
 import logging
@@ -19,10 +20,12 @@ from redis.exceptions import RedisError
 from scorepool.engine import AdapterError, Engine, EngineClosed, EngineDeadError
 from scorepool.engine.adapter_messages import ServeAdapter, StageAdapter, UnstageAdapter
 from scorepool.store import Keys
+from scorepool.store.clock import awake_s
 from scorepool.wire import AdapterRecord, AdapterReport, Invalid, encode, parse
 
 POLL_S = 0.5
 RETRY_S = 5.0  # after an error
+LOAD_RETRY_S = 30.0  # after an adapter could not be loaded: to try takes the engine's time, and the weights
 REPORTS_TTL_S = 600
 JOIN_TIMEOUT_S = 0.5  # Redis may be silent, and a worker that was asked to stop must end in time
 
@@ -42,8 +45,13 @@ class AdapterFollower:
         self._staged: dict[str, str] = {}  # serials by name
         self._refused: dict[str, str] = {}  # serials by name
         self._done: dict[str, str] = {}  # serials of what was served or unloaded last, by name
+        self._missing: dict[str, tuple[str, float]] = {}  # by name: the serial, and awake_s() of the next attempt
         self._ended = Event()
         self._thread = Thread(target=self._run, name="adapters", daemon=True)
+
+    def is_missing(self, name: str) -> bool:
+        """True if Redis says that an adapter is served and this worker could not load it. Any thread may call it."""
+        return name in self._missing
 
     def start(self) -> None:
         """Do what Redis says, and follow what comes. Raises RedisError, EngineError."""
@@ -80,9 +88,8 @@ class AdapterFollower:
             self._engine.control(UnstageAdapter(name)).result()
         has_changed = False
         for name, record in records.items():
-            if (in_force := record.in_force) is not None and self._done.get(name) != in_force.serial:
-                self._done[name] = in_force.serial
-                has_changed |= self._serve(name, in_force) if in_force.state == "served" else self._unload(name)
+            if (in_force := record.in_force) is not None:
+                has_changed |= self._apply(name, in_force)
             if record.state == "staged":
                 self._stage(name, record)
         return has_changed
@@ -117,6 +124,22 @@ class AdapterFollower:
             pipeline.expire(key, REPORTS_TTL_S)
             pipeline.execute()
 
+    def _apply(self, name: str, record: AdapterRecord) -> bool:
+        """Serve or unload what a record in force names; return True if other adapters are served now."""
+        serial, retry_at = self._missing.get(name, ("", 0.0))
+        if self._done.get(name) == record.serial or (serial == record.serial and awake_s() < retry_at):
+            return False
+        if record.state == "served":
+            has_changed = self._serve(name, record)
+            if not has_changed:
+                self._missing[name] = record.serial, awake_s() + LOAD_RETRY_S
+                return False
+        else:
+            has_changed = self._unload(name)
+        self._missing.pop(name, None)
+        self._done[name] = record.serial
+        return has_changed
+
     def _serve(self, name: str, record: AdapterRecord) -> bool:
         try:
             if self._staged.pop(name, None) != record.serial:
@@ -124,7 +147,7 @@ class AdapterFollower:
             else:
                 adapter = self._engine.control(ServeAdapter(name)).result()
         except AdapterError as error:
-            log.error("not served: %s", error.message)
+            log.error("not served, so its jobs wait: %s", error.message)
             return False
         log.info("serves adapter %s from %s", adapter.label, adapter.folder)
         return True

@@ -110,6 +110,9 @@ class BatchWorker(Worker):
         registration.read_adapters = partial(served_adapters, engine)
         if self.settings.crosscheck:
             hosted.crosschecker = self.start_crosschecks(engine, name, registration)
+        hosted.adapters = AdapterFollower(
+            engine, self.connection, name, self.name, partial(self.show_now, registration)
+        )
         hosted.inference = InferenceRunner(
             engine,
             name,
@@ -119,9 +122,7 @@ class BatchWorker(Worker):
             self.connection,
             self.checkpoints,
             self.result_store,
-        )
-        hosted.adapters = AdapterFollower(
-            engine, self.connection, name, self.name, partial(self.show_now, registration)
+            hosted.adapters.is_missing,
         )
         hosted.adapters.start()
         hosted.registration = registration

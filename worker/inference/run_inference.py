@@ -8,6 +8,7 @@ engine's thread                                                           └─
 results' thread                                             to_result, if large ──┘
 """
 
+from collections.abc import Callable
 from functools import partial
 
 from msgspec.structs import replace
@@ -36,6 +37,7 @@ from scorepool.worker.rq.errors import JobError, Postponed
 from scorepool.worker.rq.in_flight import AsyncResult
 from scorepool.worker.rq.job import Job
 
+ADAPTER_RETRY_S = 5  # after which a job whose adapter this worker could not load is claimed again, by any worker
 WEIGHTS_RETRY_S = 5  # after which a job looks again whether the weights that it waits for serve
 
 
@@ -55,7 +57,9 @@ class InferenceRunner:
         redis: Redis | None = None,
         checkpoints: CheckpointStore | None = None,
         result_store: ResultStore | None = None,
+        is_adapter_missing: Callable[[str], bool] = lambda name: False,
     ) -> None:
+        """`is_adapter_missing` tells of an adapter that is served, but that this worker could not load."""
         self.redis = redis  # of compare jobs, which read their base's result
         self.engine = engine
         self.cache = cache
@@ -64,11 +68,12 @@ class InferenceRunner:
         self.model = model
         self.publisher = publisher
         self.crosschecker = crosschecker
+        self._is_adapter_missing = is_adapter_missing
         self.tokenizing = TokenizingQueue()
         self.large_results = OwnerThread("results")
 
     def __call__(self, job: Job) -> AsyncResult:
-        """Start the job. Raises wire.Invalid, JobError."""
+        """Start the job. Raises wire.Invalid, JobError, Postponed."""
         if job.request is None:
             raise JobError(
                 wire.Failure(
@@ -82,6 +87,8 @@ class InferenceRunner:
             check_speculates(request, self.engine.model_info)
             check_leaves_out(request, self.engine.model_info)
         check_version(request.if_weights, self.engine.model_info)
+        if request.adapter is not None and self._is_adapter_missing(request.adapter):
+            raise Postponed(ADAPTER_RETRY_S, {})
         job.request = None  # it may be large, and Redis has it
         comparison, build = None, self._build
         if isinstance(request, wire.Compare) and self.redis is not None:

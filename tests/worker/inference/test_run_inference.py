@@ -19,7 +19,7 @@ from scorepool.worker.inference.inference_run import scope_of
 from scorepool.worker.inference.result import to_result
 from scorepool.worker.inference.run_inference import InferenceRunner
 from scorepool.worker.inference.token_publisher import TokenPublisher
-from scorepool.worker.rq.errors import FatalError
+from scorepool.worker.rq.errors import FatalError, Postponed
 from scorepool.worker.rq.in_flight import AsyncResult
 from scorepool.worker.rq.job import Job
 from tests.worker.conftest import generate, until
@@ -275,3 +275,13 @@ def test_a_salted_job_shares_prefixes_with_jobs_of_its_owner_and_salt_alone(requ
     scopes = [scope_of(request_of(model="demo", cache_salt=salt), owner) for owner, salt in asked]
     assert scopes[:2] == [None, None]
     assert len({None, *scopes[2:]}) == 4
+
+
+def test_a_job_waits_for_an_adapter_that_is_served_and_that_the_worker_could_not_load(engine: RecordingEngine):
+    runner = InferenceRunner(engine, "demo", TokenPublisher(Redis()), is_adapter_missing="sql".__eq__)
+    try:
+        with pytest.raises(Postponed):
+            send(runner, wire.Generate(model="demo", adapter="sql", prompt="hello"))
+        send(runner, wire.Generate(model="demo", adapter="other", prompt="hello"))
+    finally:
+        runner.close()

@@ -19,15 +19,18 @@ from scorepool.worker.inference.compared import BaseSequence, compare_models, re
 from scorepool.worker.inference.prepared import PreparedSequence
 from scorepool.worker.inference.summary import about, summary
 from scorepool.worker.inference.text_lengths import Steps
+from scorepool.worker.inference.tokenizing import SLICE_CHARACTERS
 from scorepool.worker.rq.errors import JobError
+from scorepool.worker.rq.redis_errors import REDIS_UNAVAILABLE
 
 RETRY = Retry(max=10**9, interval=[1, 1, 2, 3, 5])  # seconds until the base's result is looked for again
 ALIVE = ("queued", "started", "deferred", "scheduled", "created")  # RQ's names
+READ_CHARACTERS = SLICE_CHARACTERS + 1  # reading waits for Redis and the result store, so it counts as a long text
 MIN_LOGPROB = -9999.0
 
 
 class BaseIsPending(Exception):
-    """The base's job has not ended: look again later."""
+    """The base's job has not ended, or nobody can say: look again later."""
 
 
 class ComparisonRun:
@@ -43,8 +46,8 @@ class ComparisonRun:
         self._vocab_size = 0
 
     def steps(self, vocab_size: int) -> Steps[list[PreparedSequence]]:
-        """Read the base's result and return the sequences to score. Raises BaseIsPending, JobError, RedisError."""
-        yield 0
+        """Read the base's result and return the sequences to score. Raises BaseIsPending, JobError."""
+        yield READ_CHARACTERS
         self._vocab_size = vocab_size
         result = self._read()
         self._stamp = result.stamp
@@ -69,16 +72,14 @@ class ComparisonRun:
         )
 
     def _read(self) -> wire.Result:
-        body = self._redis.get(Keys.outcome(self.base_job_id))
-        if body is None:
-            status = as_text(self._redis.hget(RqKeys.job(self.base_job_id), JobField.STATUS) or b"")
-            if status in ALIVE:
-                raise BaseIsPending
-            body = self._redis.get(Keys.outcome(self.base_job_id))  # it may have ended in between
+        try:
+            body = self._read_outcome()
+        except REDIS_UNAVAILABLE:
+            raise BaseIsPending from None
         if body is None:
             raise self._failed(wire.Failure(code="invalid", message="its job and its result are gone", field="base"))
         try:
-            outcome = decode_recorded(body)  # type: ignore[arg-type]
+            outcome = decode_recorded(body)
             if isinstance(outcome, StoredResult):
                 return self._read_stored(outcome)
         except (wire.Invalid, ValueError, ResultMissing) as error:
@@ -86,6 +87,16 @@ class ComparisonRun:
         if isinstance(outcome, wire.Failure):
             raise self._failed(outcome)
         return outcome
+
+    def _read_outcome(self) -> bytes | None:
+        """Return what the base's job left. Raises BaseIsPending, RedisError."""
+        body = self._redis.get(Keys.outcome(self.base_job_id))
+        if body is None:
+            status = as_text(self._redis.hget(RqKeys.job(self.base_job_id), JobField.STATUS) or b"")
+            if status in ALIVE:
+                raise BaseIsPending
+            body = self._redis.get(Keys.outcome(self.base_job_id))  # it may have ended in between
+        return body  # type: ignore[return-value]
 
     def _read_stored(self, stored: StoredResult) -> wire.Result:
         """Read the base's result from the result store. Raises BaseIsPending while the store does not answer."""

@@ -2,8 +2,8 @@
 -- include: end_job.lua
 -- include: expiry.lua
 --
--- Cancel one job: at once if it waits, through its worker if it runs. One that has expired has failed, as the API
--- shows it.
+-- Cancel one job: at once if it waits or its worker is gone, through its worker if it runs. One that has expired has failed,
+-- as the API shows it.
 --
 -- ARGV  id, owner, outcome to record (wire.Failure), seconds for which it is kept if the job does not say, outcome of
 --       a job that has expired
@@ -17,7 +17,7 @@ if known[1] ~= owner then
 end
 
 local is_expired = has_expired(id, status, known[6])
-if status == 'started' and not is_expired then
+if status == 'started' and not is_expired and lease_left_s(id) > 0 then
   -- The field cancels the job even if its worker dies. The command makes the worker read the field at once.
   redis.call('HSET', job, F_CANCEL_REQUESTED, '1')
   if worker and worker ~= '' then
@@ -25,9 +25,10 @@ if status == 'started' and not is_expired then
   end
   return {'asked'}
 end
-if not is_expired and status ~= 'queued' and status ~= 'deferred' and status ~= 'scheduled' then
+if not is_expired and (status == 'created' or not is_alive(status)) then
   return {'ended', status}
 end
+-- The worker of a started job may only be late: without the lease, which remove_from_queue takes, it records nothing.
 remove_from_queue(id, queue, owner)
 if is_expired then
   end_waiting_job(id, queue, 'failed', expired, failure_ttl_s(known[5], default_ttl_s))

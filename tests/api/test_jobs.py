@@ -218,7 +218,7 @@ async def test_canceling_a_running_job_marks_it_and_notifies_its_worker(
         assert commands.get_message(timeout=60)["type"] == "subscribe"
         async with serving() as http:
             id_ = await submit(http)
-            worker.start(id_)
+            worker.start(id_, lease_s=60)
             reply = await http.post(f"/v1/jobs/{id_}/cancel")
         command = msgspec.json.decode(commands.get_message(timeout=60)["data"])
 

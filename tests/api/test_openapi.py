@@ -551,7 +551,7 @@ async def test_every_reply_is_declared_and_every_declared_reply_occurs(
         ended = (await call("POST", "/v1/jobs", json=score()))["id"]
         running = (await call("POST", "/v1/jobs", json=score()))["id"]
         worker.end(ended)
-        worker.start(running)
+        worker.start(running, lease_s=60)
         await call("POST", "/v1/jobs/{id}/cancel", running)
         await call("POST", "/v1/jobs/{id}/cancel", ended)
         await call("POST", "/v1/jobs/{id}/cancel", queued)

@@ -99,7 +99,7 @@ async def test_lines_that_are_not_answered_in_the_window_are_expired(
         for number in (2, 4):
             worker.end(job_id_of(batch_id, number, 0), COMPLETED)
         running = job_id_of(batch_id, 5, 0)
-        worker.start(running)
+        worker.start(running, lease_s=60)
         let_expire(redis, batch_id)
         await eventually(lambda: redis.hget(f"rq:job:{running}", "cancel_requested") == b"1")
         worker.cancel(running)
@@ -128,7 +128,7 @@ async def test_ended_jobs_of_a_batch_that_ends_wait_for_the_result_store(
         await eventually(lambda: len(worker.waiting()) == 2)
         monkeypatch.setattr(Jobs, "read", silent_store)
         worker.end(job_id_of(batch_id, 1, 0), COMPLETED)
-        worker.start(job_id_of(batch_id, 2, 0))  # its worker is gone
+        worker.start(job_id_of(batch_id, 2, 0), lease_s=60)  # its worker is silent
         await http.post(f"/v1/batches/{batch_id}/cancel")
         await until(http, batch_id, lambda batch: batch["request_counts"]["failed"] == 1)
         await asyncio.sleep(1)

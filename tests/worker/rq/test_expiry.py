@@ -66,6 +66,26 @@ def test_a_job_that_expired_in_its_queue_ends_once_if_it_is_canceled_while_a_sil
     assert not redis.exists(RqKeys.registry("wip", "demo"), RqKeys.executions(job_id))
 
 
+def test_a_job_without_an_expiry_whose_worker_is_gone_is_canceled_at_once(redis: Redis):
+    job_id = submit(redis, generate(), fields={"owner": "alice", "created": "1.0"})
+    queue, leases = Queue("demo", connection=redis), Leases(redis, "mac", "rq:worker:mac", 60.0)
+    claim = Claim(max_jobs=1, num_in_flight=0, max_in_flight=1)
+    [row] = leases.claim([queue], claim).jobs
+    canceled = wire.encode(wire.Failure(code="canceled", message=""))
+    cancel = [load("cancel.lua"), 0, job_id, "alice", canceled, 3600, b""]
+    assert redis.eval(*cancel) == [b"asked"]
+
+    redis.delete(RqKeys.execution(row.lease_key))  # the lease is over
+
+    assert redis.eval(*cancel) == [b"canceled"]
+    assert failure(redis, job_id).code == "canceled"
+    assert leases.extend([row])[0] == {row.lease_key}  # the worker was only late
+    assert leases.check_leases([row]) == [(False, False)]
+    assert leases.reclaim([queue], 5) == (0, [])
+    assert leases.claim([queue], claim).jobs == []
+    assert redis.eval(load("delete.lua"), 0, job_id, "alice") == [b"deleted"]
+
+
 def leave_behind(redis: Redis, leases: Leases, **fields: str) -> ClaimedJob:
     """Let a worker claim a job and be gone, so that its lease ends, and let the job's `expires_at` pass."""
     job_id = submit(redis, generate(), fields={"owner": "alice", "created": "1.0"})

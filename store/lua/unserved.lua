@@ -39,11 +39,17 @@ local function remove_if_unused(queue, now)
     try('zset', 'ZREMRANGEBYSCORE', registry .. queue, '(0', now)
   end
   if is_type(CANCELED_ .. queue, 'zset') then drop_expired(CANCELED_ .. queue, MAX_CANCELED) end
-  for _, prefix in ipairs({FINISHED_, FAILED_, CANCELED_, DEFERRED_, SCHEDULED_, WIP_, FAIR_SHARE_}) do
+  for _, prefix in ipairs({FINISHED_, FAILED_, CANCELED_, DEFERRED_, SCHEDULED_, WIP_}) do
     if try('zset', 'ZCARD', prefix .. queue) ~= 0 then return false end
   end
+  -- Owners keep their clocks until their turn, also those whose whole backlog was canceled.
+  local owners = try('zset', 'ZRANGE', FAIR_SHARE_ .. queue, 0, -1)
+  if not owners then return false end
+  for _, owner in ipairs(owners) do
+    if redis.call('EXISTS', BACKLOG_ .. queue .. ':' .. owner) == 1 then return false end
+  end
   try('set', 'SREM', QUEUES, QUEUE_ .. queue)
-  redis.call('DEL', SPEEDS_ .. queue, WAITING_WORKERS_ .. queue, SERVED_ .. queue)
+  redis.call('DEL', SPEEDS_ .. queue, WAITING_WORKERS_ .. queue, SERVED_ .. queue, FAIR_SHARE_ .. queue)
   return true
 end
 

@@ -43,3 +43,17 @@ def test_a_canceled_job_leaves_its_owners_backlog(redis: Redis):
     cancel(redis, "b", kept_s=60)
 
     assert redis.lrange(Keys.backlog("demo", "alice"), 0, -1) == [b"a", b"c"]
+
+
+def test_a_queue_whose_backlog_was_canceled_and_deleted_leaves_nothing(redis: Redis):
+    redis.sadd(Keys.unserved_of("alice"), "demo")
+    redis.zadd(Keys.fair_share("demo"), {"alice": 1})
+    redis.rpush(Keys.backlog("demo", "alice"), "a", "b")
+    redis.zadd(RqKeys.registry("deferred", "demo"), {"a": 1, "b": 1})
+
+    for job_id in ("a", "b"):
+        cancel(redis, job_id, kept_s=60)
+        assert redis.exists(Keys.fair_share("demo"))
+        assert redis.eval(load("delete.lua"), 0, job_id, "alice") == [b"deleted"]
+
+    assert not redis.exists(Keys.fair_share("demo"), Keys.unserved_of("alice"))

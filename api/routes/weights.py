@@ -19,6 +19,7 @@ from scorepool.api.dependencies import (
 )
 from scorepool.api.http import openapi
 from scorepool.api.http.bodies import body_chunks, read_message
+from scorepool.api.http.errors import BadRequest, Conflict, ModelNotServed
 from scorepool.api.http.formats import reply
 from scorepool.api.repositories.models import Models
 from scorepool.wire.weights import MAX_VERSION
@@ -86,7 +87,7 @@ async def push_weights(
         source = replace(await weights.upload(model, chunks), label=label, on_running=on_running)
         try:
             number = await weights.push(model, version, source)
-        except BaseException:
+        except (BadRequest, Conflict, ModelNotServed):  # else it may be pending; if it is not, the upload expires
             await weights.drop(model, source.upload or "")
             raise
     else:

@@ -173,6 +173,10 @@ class WebhookEndpoints:
         await self._redis.transaction(write, key)
         for copy in self._copies:
             await copy.hset(key, endpoint_id, wire.encode_json(after[0]))
+        if self._copies and not await self._redis.hexists(key, endpoint_id):  # its owner has deleted it meanwhile
+            for copy in self._copies:
+                await self._delete(args=[owner, endpoint_id], client=copy)
+            raise _endpoint_not_found(endpoint_id)
         return after[0]
 
     async def _read_copies(self, owner: str, endpoint_id: str) -> list[wire.Subscriber]:

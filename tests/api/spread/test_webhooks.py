@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
+from redis.asyncio.client import Pipeline
 
 from scorepool import store, verify_webhook
 from scorepool.store import JobField
@@ -90,6 +92,24 @@ async def test_endpoints_change_on_both_servers(
         assert (await http.get(path)).json()["disabled_at"] is None
         assert (await http.delete(path)).status_code == 204
         assert secrets() == []
+
+
+async def test_an_endpoint_that_is_deleted_while_it_is_changed_is_on_no_server(
+    spread: Serving, redis: Redis, other: Redis, monkeypatch: pytest.MonkeyPatch
+):
+    async with spread() as http:
+        path = f"/v1/webhooks/endpoints/{(await register(http))['endpoint']['id']}"
+        write = AsyncRedis.hset
+
+        async def write_late(client: AsyncRedis, *args: Any) -> int:
+            assert (await http.delete(path)).status_code == 204
+            return await write(client, *args)
+
+        monkeypatch.setattr(AsyncRedis, "hset", write_late)
+        monkeypatch.setattr(Pipeline, "hset", write, raising=False)
+
+        assert (await http.patch(path, json={"description": "ops"})).status_code == 404
+        assert [server.hlen(store.Keys.endpoints_of("local")) for server in (redis, other)] == [0, 0]
 
 
 async def test_an_endpoint_that_one_server_cannot_take_is_on_none(

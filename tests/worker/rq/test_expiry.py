@@ -1,6 +1,7 @@
 """Expiry of jobs, and the sweep of ids that expired jobs leave in lists and registries."""
 
 import asyncio
+import itertools
 import signal
 import time
 
@@ -16,6 +17,7 @@ from scorepool.store import Keys, RqKeys
 from scorepool.store.scripts import load
 from scorepool.worker import Queue
 from scorepool.worker.claims.leases import Claim, ClaimedJob, Leases
+from scorepool.worker.rq import sweep
 from scorepool.worker.rq.sweep import Sweep
 from tests.worker.conftest import Workers, done, failure, generate, outcome, submit, until
 
@@ -182,3 +184,17 @@ def test_a_sweep_drops_ids_of_expired_jobs_and_keeps_live_ones(redis: Redis):
 
     assert redis.zrange(Keys.jobs_of("alice"), 0, -1) == sorted(job_id.encode() for job_id in live)
     assert redis.zscore(Keys.sweep_schedule, Keys.jobs_of("alice")) > time.time() + 50
+
+
+def test_a_sweep_over_a_slow_link_lets_heartbeats_pass(redis: Redis, monkeypatch: pytest.MonkeyPatch):
+    redis.zadd(Keys.jobs_of("alice"), {f"dead{index}": index for index in range(3000)})
+    redis.zadd(Keys.sweep_schedule, {Keys.jobs_of("alice"): 0})
+    clock = itertools.count(step=2)  # seconds
+    monkeypatch.setattr(sweep, "awake_s", lambda: next(clock))
+
+    Sweep(redis, ["demo"], every_s=60).run()
+    assert redis.zcard(Keys.jobs_of("alice")) > 1000
+
+    for _ in range(10):
+        Sweep(redis, ["demo"], every_s=60).run()
+    assert not redis.exists(Keys.jobs_of("alice"))

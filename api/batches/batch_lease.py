@@ -87,6 +87,11 @@ class BatchLease:
             raise LeaseLost
         self._renewed_at = clock_s()
 
+    async def check(self, max_age_s: float) -> None:
+        """Renew the lease if it was not renewed for so long; raise LeaseLost."""
+        if clock_s() - self._renewed_at > max_age_s:
+            await self.extend()
+
     async def release(self, due_in_s: float) -> None:
         """Make the batch due again. A batch that has ended, or that another driver has claimed, stays unchanged.
 

@@ -27,6 +27,7 @@ MAX_JOBS = 1024  # of one batch at once
 MIN_JOBS = 512  # at which the next window is started: enough for eight workers, and the next batch waits little
 WINDOW_BYTES = 16 * 2**20  # of lines whose jobs are in memory at once, and one chunk more
 MAX_ENDED_LINES = 500  # lines that end without a job, in one write
+CHECK_S = 0.05  # between checks of the lease: jobs that are queued after a cancellation are canceled by nobody
 QUEUE_S = 1.0  # how long jobs are queued until answers are collected again: clients read them while the batch runs
 
 
@@ -66,6 +67,7 @@ async def resubmit(services: BatchServices, batch_store: BatchStore) -> Literal[
             requests, silent = await lines.to_jobs(services, texts[line], batch_store.batch, unique_id)
             if silent is not None:
                 continue
+            await batch_store.lease.check(CHECK_S)
             if not await _submit(services, batch_store.lease, line, requests):
                 full.add(line.tag)
                 continue
@@ -94,6 +96,7 @@ async def start_lines(services: BatchServices, batch_store: BatchStore, ending: 
             break
         if line.tag in full:
             continue
+        await batch_store.lease.check(CHECK_S)
         try:
             if not await _submit(services, batch_store.lease, line, window[line][1]):
                 full.add(line.tag)

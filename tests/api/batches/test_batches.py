@@ -289,6 +289,27 @@ async def test_answers_are_collected_while_the_lines_of_a_window_are_queued(
     assert batch["request_counts"] == {"total": 50, "completed": 50, "failed": 0}
 
 
+async def test_no_jobs_are_queued_after_another_driver_has_canceled_those_that_exist(
+    serving: Serving, worker: FakeWorker, redis: Redis, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(start_lines, "CHECK_S", 0.0)
+    submit = start_lines._submit
+    submitted: list[str] = []
+    async with serving() as http:
+
+        async def cancel_meanwhile(services: BatchServices, lease: BatchLease, *args: Any) -> bool:
+            submitted.append(lease.batch_id)
+            await http.post(f"/v1/batches/{lease.batch_id}/cancel")
+            redis.hincrby(store.Keys.batch(lease.batch_id), "turn", 1)  # another driver has claimed it
+            return await submit(services, lease, *args)
+
+        monkeypatch.setattr(start_lines, "_submit", cancel_meanwhile)
+        batch_id = await start(http, jsonl(5))
+        await until(http, batch_id, has("cancelled"))
+    assert submitted == [batch_id]
+    assert worker.waiting() == set()
+
+
 async def test_a_batch_goes_on_where_reading_its_lines_takes_longer_than_queueing_may(
     serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ):

@@ -1,7 +1,7 @@
 """Summarise the divergence of two models, and join the comparisons of several jobs. Pure."""
 
 from collections.abc import Sequence
-from math import fsum, sqrt
+from math import fsum, isnan, sqrt
 
 from scorepool.wire.compared import Divergence, ModelComparison
 from scorepool.wire.comparison import join_stamps
@@ -26,7 +26,7 @@ def join_comparisons(comparisons: Sequence[ModelComparison]) -> ModelComparison:
     num_tokens = sum(one.num_tokens for one in comparisons)
     sequences = [sequence for one in comparisons for sequence in one.sequences]
     lower, upper = (
-        divergence([value for sequence in sequences for value in getattr(sequence, name) if value is not None])
+        divergence([value for sequence in sequences for value in getattr(sequence, name) if not isnan(value)])
         for name in ("kld_lower", "kld_upper")
     )
     return ModelComparison(

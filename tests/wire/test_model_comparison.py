@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from scorepool import wire
 
@@ -68,3 +69,20 @@ def test_joined_comparisons_are_those_of_all_tokens_together(parts: list[list[tu
             one, other = (getattr(getattr(each, name), statistic) for each in (joined, whole))
             assert one == pytest.approx(other, rel=1e-6, abs=1e-6)
     assert [len(sequence.same_top) for sequence in joined.sequences] == [len(part) for part in parts]
+
+
+def test_a_first_token_without_a_distribution_is_left_out_of_joined_comparisons():
+    part = compared([(0.5, 0.75, True, 0.0), (1.5, 1.75, False, 0.0)])
+    [sequence] = part.sequences
+    sequence = replace(
+        sequence,
+        base_logprobs=wire.Floats([None, *sequence.base_logprobs]),
+        kld_lower=wire.Floats([None, *sequence.kld_lower]),
+        kld_upper=wire.Floats([None, *sequence.kld_upper]),
+        same_top=[None, *sequence.same_top],
+    )
+    joined = wire.join_comparisons([replace(part, sequences=[sequence])] * 2)
+    assert (joined.kld_lower, joined.kld_upper) == (
+        wire.Divergence(mean=1.0, median=1.0, p99=1.5, max=1.5),
+        wire.Divergence(mean=1.25, median=1.25, p99=1.75, max=1.75),
+    )

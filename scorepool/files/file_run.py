@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 from scorepool.files.errors import BadInput
 from scorepool.files.estimate import PromptsOf, TokensRead, estimate_rows, read_whole
-from scorepool.files.formats.registry import STDIO, Source, check_texts, make_sink
+from scorepool.files.formats.registry import STDIO, Source, check_texts, format_of, make_sink
 from scorepool.files.output.journal import Counts, JournaledOutput, paths_of
 from scorepool.files.output.stdout_output import StdoutOutput
 from scorepool.files.process import Model, Output, Summary, choose_models, first_row, process_rows
@@ -155,7 +155,10 @@ def output_to(out: str, output_format: str | None, overwrite: bool) -> OpenOutpu
             if _is_same_file(source.identity["FILE"], written):
                 raise BadInput(f"FILE is {written}, which is written with -o {out}: give another -o")
         sink = make_sink(out, output_format, source, new_columns)
-        return StdoutOutput(sink) if out == STDIO else JournaledOutput(Path(out), sink, command, overwrite)
+        if out == STDIO:
+            return StdoutOutput(sink)
+        command = {**command, "--output-format": format_of(out, output_format)}
+        return JournaledOutput(Path(out), sink, command, overwrite)
 
     return open_output
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from scorepool.files.errors import BadInput, OutputError
+from scorepool.files.file_run import output_to
 from scorepool.files.formats.arrow_files import ArrowSink
 from scorepool.files.formats.registry import make_sink, open_source
 from scorepool.files.formats.sinks import CsvSink, JsonlSink
@@ -157,6 +158,22 @@ def test_another_command_does_not_go_on(tmp_path: Path):
     (tmp_path / "out.jsonl.journal").write_text("{")
     with pytest.raises(BadInput, match="is damaged"):
         opened(out)
+
+
+@pytest.mark.parametrize(("begun_as", "other"), [(None, "csv"), ("csv", "tsv"), ("parquet", "arrow")])
+def test_another_format_does_not_go_on(tmp_path: Path, begun_as: str | None, other: str):
+    path, out = tmp_path / "in.jsonl", str(tmp_path / "out.jsonl")
+    path.write_text('{"a": 1}\n')
+    with open_source(str(path), None) as source:
+        first = output_to(out, begun_as, overwrite=False)(source, ("b",), COMMAND)
+        first.write([done(1)])
+        first.save()
+        first.close()
+        with pytest.raises(BadInput, match=f"begun with --output-format '{begun_as or 'jsonl'}' and cannot go on with"):
+            output_to(out, other, overwrite=False)(source, ("b",), COMMAND)
+        same = output_to(out, begun_as, overwrite=False)(source, ("b",), COMMAND)
+        assert same.counts.num_rows == 1
+        same.close()
 
 
 def test_two_processes_do_not_write_one_output(tmp_path: Path):

@@ -13,7 +13,8 @@ ModelName = Annotated[
         examples=["demo"],
     ),
 ]
-TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+MAX_TOKEN_ID = 2**31 - 1
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 MAX_TOOL_CALLS = 1024  # of a chat, as many as messages: some templates look at all calls for each message
 MAX_DEPTH = 64  # of values that may be any JSON
 MAX_LIST_LENGTH = 1_000_000  # of lists without another limit

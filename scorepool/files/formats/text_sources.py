@@ -12,6 +12,7 @@ from scorepool.files.formats.lines import MAX_LINE_BYTES, Line, read_lines, too_
 from scorepool.files.rows import Row
 
 _decode_json = msgspec.json.Decoder().decode
+MAX_DEPTH = 500  # of a row. Python's stack holds about twice as many, less where the row is written
 
 
 def read_jsonl(file: BinaryIO, name: str) -> Iterator[Row]:
@@ -29,11 +30,22 @@ def read_jsonl(file: BinaryIO, name: str) -> Iterator[Row]:
         try:
             values = _decode_json(line.data)
             reason = "" if isinstance(values, dict) else "the line is not a JSON object"
+            if line.data.count(b"[") + line.data.count(b"{") > MAX_DEPTH and _is_deep(values):
+                reason = f"the line is nested more than {MAX_DEPTH} deep"
         except UnicodeDecodeError:
             reason = "the line is not UTF-8 text"
         except (msgspec.DecodeError, RecursionError) as error:
             reason = f"the line is not valid JSON: {error}"
         yield Row(number, line.number, line.position, None if reason else values, reason)
+
+
+def _is_deep(value: object) -> bool:
+    """True if lists and objects are nested more than MAX_DEPTH deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        nested = [each for each in level if isinstance(each, dict | list)]
+        level = [inner for each in nested for inner in (each.values() if isinstance(each, dict) else each)]
+    return bool(nested)
 
 
 class _CsvLines:

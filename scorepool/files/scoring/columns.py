@@ -10,6 +10,7 @@ import msgspec
 from scorepool import wire
 from scorepool.files.errors import BadInput
 from scorepool.files.rows import Values
+from scorepool.wire.request_fields import MAX_TOKEN_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,9 @@ def _text_or_ids(values: Values, column: str) -> str | list[int]:
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(type(each) is int for each in value):
+        for token_id in value:
+            if not 0 <= token_id <= MAX_TOKEN_ID:
+                raise ValueError(f"column {column!r} has the token id {token_id}: expected 0 to {MAX_TOKEN_ID}")
         return value
     if column not in values:
         raise ValueError(f"the row has no column {column!r}")

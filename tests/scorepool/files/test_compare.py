@@ -70,6 +70,12 @@ def test_fewer_than_two_models_are_refused(tmp_path: Path, models: list[str]):
         scorepool.compare_file(path, tmp_path / "out.jsonl", models=models)
 
 
+def test_more_top_logprobs_than_any_request_has_are_refused(tmp_path: Path):
+    path = write_rows(tmp_path / "in.jsonl", [" os"])
+    with pytest.raises(scorepool.FileError, match="--top-logprobs: Expected `int` <= 1024, found 1000"):
+        scorepool.compare_file(path, tmp_path / "out.jsonl", models=["a", "b"], top_logprobs=10**20)
+
+
 def test_differences_are_null_where_the_models_do_not_score_the_same():
     score = {"logprob_sum": -3.0, "logprob_per_token": -1.5, "bits_per_byte": 1.0}
     first = {"logprob_sum": -4.0, "logprob_per_token": -2.0, "bits_per_byte": 1.5}

@@ -304,6 +304,10 @@ def test_a_typed_column_that_holds_no_text_ends_the_command_before_any_job(tmp_p
     [
         (["--max-tokens", "2048"], "--max-tokens is 2048: expected less than 2048, the context of demo"),
         (["--stop", ""], "stop"),
+        (
+            ["--seed", "18446744073709551616"],
+            "--seed: Expected `int` <= 9223372036854775807, found 18446744073709551616",
+        ),
     ],
     ids=" ".join,
 )

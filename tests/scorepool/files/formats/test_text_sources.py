@@ -31,6 +31,13 @@ def test_a_number_that_no_float_holds_is_the_fault_that_is_named():
     assert row.reason.startswith("the line is not valid JSON: Number out of range")
 
 
+def test_a_row_that_is_nested_too_deep_to_be_written_is_a_fault_of_its_own():
+    nested = [b'{"a": ' + b"[" * depth + b"]" * depth + b"}" for depth in (499, 500, 900)]
+    rows = list(read_jsonl(BytesIO(b"\n".join([*nested, b'{"a": [' + b"[]," * 600 + b"1]}"])), "FILE"))
+    too_deep = "the line is nested more than 500 deep"
+    assert [row.reason for row in rows] == ["", too_deep, too_deep, ""]
+
+
 def test_csv_rows_may_span_lines_and_bad_ones_are_named():
     data = b'a,b\n1,"x\ny"\n\n1\n1,\xff\n2,"cut'
     rows = [shown(row) for row in read_csv(BytesIO(data), "FILE")]

@@ -73,12 +73,33 @@ def _rows(batches: Iterable[Any], name: str, scale: float) -> Iterator[Row]:
     try:
         for batch in batches:
             for part in range(0, batch.num_rows, ROWS_PER_BATCH):
-                for values in batch.slice(part, ROWS_PER_BATCH).to_pylist():
+                for values, reason in _convert(batch.slice(part, ROWS_PER_BATCH)):
                     number += 1
-                    yield Row(number, number, int(number * scale), values)
+                    yield Row(number, number, int(number * scale), values, reason)
     except (pa.ArrowException, OSError) as error:
         reason = f"{name} cannot be read from row {number + 1} on: {_first_line(error)}"
         yield Row(number + 1, number + 1, int(number * scale), None, reason)
+
+
+def _convert(batch: Any) -> Iterator[tuple[Values | None, str]]:
+    """Yield the values of each row, or none and the reason if Python cannot hold one of them."""
+    try:
+        rows = batch.to_pylist()
+    except Exception:  # of many kinds: text that is not UTF-8, a date of the year 10000, an unknown time zone
+        for index in range(batch.num_rows):
+            yield _convert_row(batch.slice(index, 1))
+    else:
+        yield from ((values, "") for values in rows)
+
+
+def _convert_row(row: Any) -> tuple[Values | None, str]:
+    values: Values = {}
+    for field, column in zip(row.schema, row.columns, strict=True):
+        try:
+            [values[field.name]] = column.to_pylist()
+        except Exception as error:
+            return None, f"column {field.name!r} has a {field.type} that cannot be read: {_first_line(error)}"
+    return values, ""
 
 
 def _first_line(error: Exception) -> str:

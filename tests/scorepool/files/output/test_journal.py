@@ -2,12 +2,14 @@
 
 import json
 import resource
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
@@ -246,6 +248,30 @@ def test_a_columnar_file_that_is_damaged_in_the_middle_is_read_up_to_there(tmp_p
     assert [row.values for row in rows] == table.to_pylist()[:1000]
     assert (last.number, last.values) == (1001, None)
     assert "in.arrow cannot be read from row 1001 on: " in last.reason
+
+
+@pytest.mark.parametrize("name", ["in.arrow", "in.parquet"])
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.Array.from_buffers(
+            pa.string(), 3, [None, pa.py_buffer(array("i", [0, 1, 2, 3]).tobytes()), pa.py_buffer(b"a\xffb")]
+        ),
+        pa.array([0, 2**31 - 1, 1], pa.int32()).view(pa.date32()),
+        pa.array([0, 2**62, 1], pa.int64()).view(pa.timestamp("us")),
+        pa.array([[0], [2**62], [1]], pa.list_(pa.duration("s"))),
+        pa.array([None, 0, None], pa.timestamp("us", "Nowhere/Land")),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_a_value_that_python_cannot_hold_is_a_fault_of_its_row(tmp_path: Path, name: str, column: Any):
+    table = pa.table({"id": [1, 2, 3], "a": column})
+    (pq.write_table if name == "in.parquet" else feather.write_feather)(table, str(tmp_path / name))
+    with open_source(str(tmp_path / name), None) as source:
+        rows = list(source.rows)
+    assert [(row.number, row.values and row.values["id"]) for row in rows] == [(1, 1), (2, None), (3, 3)]
+    assert rows[1].reason.startswith("column 'a' has a ")
+    assert " that cannot be read: " in rows[1].reason
 
 
 @pytest.mark.parametrize("name", ["out.parquet", "out.arrow", "out.jsonl", "out.csv"])

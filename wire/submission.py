@@ -12,13 +12,17 @@ from msgspec.structs import fields, force_setattr
 
 from scorepool.wire.request_fields import IfWeights, ModelName, Priority
 
+MAX_TIMEOUT_S = 86_400
+
 
 class Submission(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Hold the fields that every kind of job has: its model and how it is queued."""
 
     model: ModelName
     priority: Priority = "normal"
-    timeout_s: Annotated[int, Meta(ge=1, le=86_400, description="Seconds after its start at which it fails.")] = 600
+    timeout_s: Annotated[
+        int, Meta(ge=1, le=MAX_TIMEOUT_S, description="Seconds after its start at which it fails.")
+    ] = 600
     expires_at: (
         Annotated[float, Meta(ge=0, le=1e11, description="Unix time, in seconds, after which it is not run.")] | None
     ) = None

@@ -4,12 +4,15 @@ import asyncio
 import re
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from scorepool import wire
 from scorepool.files.errors import BadInput, FileError, ServerError
 from scorepool.files.rows import DoneRows
 from scorepool.sdk import AsyncClient, AsyncJobHandle, JobFailed, ScorepoolError
 from scorepool.sdk.async_jobs import ENDED, LONG_POLL_S
 from scorepool.sdk.splitting import result_of
+from scorepool.wire.submission import MAX_TIMEOUT_S
 
 _REFUSED = frozenset({400, 413, 422})  # HTTP statuses for which a row may be to blame
 _NOT_OF_A_ROW = frozenset({"canceled", "expired"})  # codes of failures
@@ -28,8 +31,10 @@ class RowFault(Exception):
 async def run_job(client: AsyncClient, request: wire.Request, key: str, done: DoneRows) -> wire.Result:
     """Run a job, and note its id and its stamp in `done`. Raises RowFault, BadInput, ServerError.
 
-    A job that an earlier process canceled is deleted and submitted again.
+    A job that an earlier process canceled is deleted and submitted again. A job may take a day, as nobody waits for a
+    single one: a row that is slow is no row at fault.
     """
+    request = replace(request, timeout_s=MAX_TIMEOUT_S)
     for _ in range(2):
         try:
             job = await submit(client, request, key)

@@ -2,15 +2,17 @@
 
 import asyncio
 import logging
+from typing import Any, cast
 
 import pytest
 
+from scorepool import wire
 from scorepool.files import process
 from scorepool.files.errors import BadInput
 from scorepool.files.output.journal import Counts
 from scorepool.files.process import Computed, RowsLeft
 from scorepool.files.rows import Done, DoneRows, Row
-from scorepool.files.scoring.jobs import fault_of
+from scorepool.files.scoring.jobs import fault_of, run_job
 from scorepool.files.window import chunk_rows, in_order
 from scorepool.sdk import AsyncClient
 
@@ -44,6 +46,23 @@ def test_a_refusal_of_an_option_ends_the_work_and_one_of_a_row_does_not():
     refusals = [("top_p", True), ("messages[0].role", True), (None, True), (None, False)]
     faults = [fault_of("refused", field, may_be_of_a_row) for field, may_be_of_a_row in refusals]
     assert [getattr(fault, "exit_status", "of a row") for fault in faults] == [2, "of a row", "of a row", 3]
+
+
+@pytest.mark.parametrize(
+    "request_type", [wire.Score, wire.Compare, wire.Generate, wire.Tokenize], ids=lambda each: each.__name__
+)
+def test_a_slow_job_has_the_longest_time_that_the_server_gives(request_type: Any):
+    fields = {wire.Score: {"items": []}, wire.Compare: {"items": [], "base": "b"}}.get(request_type, {"prompt": "a"})
+    submitted: list[wire.Request] = []
+
+    class Client:
+        async def submit(self, request: wire.Request, **_: object) -> None:
+            submitted.append(request)
+            raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        asyncio.run(run_job(cast("AsyncClient", Client()), request_type(model="m", **fields), "key", DoneRows([])))
+    assert submitted == [request_type(model="m", timeout_s=86_400, **fields)]
 
 
 def test_a_model_without_a_worker_is_named_once(

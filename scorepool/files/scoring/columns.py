@@ -75,10 +75,20 @@ class PromptColumn:
         value = values.get(self.name)
         if isinstance(value, list) and value and isinstance(value[0], dict):
             try:
-                return {"messages": msgspec.convert(value, list[wire.Message])}
+                return {"messages": msgspec.convert(list(map(_without_nulls, value)), list[wire.Message])}
             except msgspec.ValidationError as error:
                 raise ValueError(f"column {self.name!r} is no list of chat messages: {error}") from None
         return {"prompt": _text_or_ids(values, self.name)}
+
+
+def _without_nulls(message: object) -> object:
+    """Return a message, and its tool calls, without the keys that are null: Arrow gives each the keys of all."""
+    if not isinstance(message, dict):
+        return message
+    given = {key: value for key, value in message.items() if value is not None}
+    if isinstance(calls := given.get("tool_calls"), list):
+        given["tool_calls"] = list(map(_without_nulls, calls))
+    return given
 
 
 def _text_or_ids(values: Values, column: str) -> str | list[int]:

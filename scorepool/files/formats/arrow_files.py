@@ -218,13 +218,29 @@ def _plain(data_type: Any) -> Any:
 
 
 def _map_type(data_type: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a type with other types in the place of its leaves, which are no lists or structs."""
-    if pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
-        make = pa.list_ if pa.types.is_list(data_type) else pa.large_list
-        return make(data_type.value_field.with_type(_map_type(data_type.value_type, change)))
+    """Return a type with other types in the place of its leaves, which are no lists, maps or structs."""
+
+    def mapped(field: Any) -> Any:
+        return field.with_type(_map_type(field.type, change))
+
+    for is_of_kind, make in _LISTS:
+        if is_of_kind(data_type):
+            return make(mapped(data_type.value_field))
+    if pa.types.is_fixed_size_list(data_type):
+        return pa.list_(mapped(data_type.value_field), data_type.list_size)
+    if pa.types.is_map(data_type):
+        return pa.map_(mapped(data_type.key_field), mapped(data_type.item_field), data_type.keys_sorted)
     if pa.types.is_struct(data_type):
-        return pa.struct([field.with_type(_map_type(field.type, change)) for field in data_type])
+        return pa.struct(list(map(mapped, data_type)))
     return change(data_type)
+
+
+_LISTS = (
+    (pa.types.is_list, pa.list_),
+    (pa.types.is_large_list, pa.large_list),
+    (pa.types.is_list_view, pa.list_view),
+    (pa.types.is_large_list_view, pa.large_list_view),
+)
 
 
 def _unless_null(null: Any, data_type: Any) -> Any:

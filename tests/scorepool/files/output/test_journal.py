@@ -21,6 +21,7 @@ from scorepool.files.formats.sinks import CsvSink, JsonlSink
 from scorepool.files.output.journal import JournaledOutput
 from scorepool.files.rows import Done, Row
 
+CODED = pa.dictionary(pa.int8(), pa.string())
 COMMAND = {"FILE": "in.jsonl", "--model": "demo"}
 
 
@@ -278,7 +279,10 @@ def test_a_value_that_python_cannot_hold_is_a_fault_of_its_row(tmp_path: Path, n
 def test_columns_of_any_arrow_type_are_written(tmp_path: Path, name: str):
     columns = {
         "words": pa.array(["x", "y"]).dictionary_encode(),
-        "lists": pa.array([["x"], ["y"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))),
+        "lists": pa.array([["x"], ["y"]], pa.list_(CODED)),
+        "coded map": pa.array([[("k", "x")], []], pa.map_(CODED, CODED)),
+        "coded pairs": pa.array([["x", "y"], ["y", "x"]], pa.list_(CODED, 2)),
+        "coded view": pa.array([["x", "y"], []], pa.list_view(CODED)),
         "runs": pa.RunEndEncodedArray.from_arrays([2], [7]),
         "bytes": pa.array([b"\xff", b"a"]),
         "time": pa.array([1, 2], pa.timestamp("ns", "UTC")),

@@ -152,7 +152,7 @@ def output_to(out: str, output_format: str | None, overwrite: bool) -> OpenOutpu
 
     def open_output(source: Source, new_columns: tuple[str, ...], command: dict[str, Any]) -> Output:
         for written in paths_of(out):
-            if _is_same_file(source.identity["FILE"], written):
+            if _is_same_file(source.path, written):
                 raise BadInput(f"FILE is {written}, which is written with -o {out}: give another -o")
         sink = make_sink(out, output_format, source, new_columns)
         if out == STDIO:

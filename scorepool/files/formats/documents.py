@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from scorepool.files.errors import BadInput
-from scorepool.files.formats.registry import STDIO, Source, is_table, open_source
+from scorepool.files.formats.registry import STDIO, Source, is_table, open_source, show_path
 from scorepool.files.rows import Row
 
 FILE_COLUMN, TEXT_COLUMN = "file", "text"
@@ -58,8 +58,8 @@ def _open_files(path: str, glob: str, outputs: Collection[Path]) -> Iterator[Sou
     sizes = [each.st_size for each in stats]
     listing = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in zip(names, stats, strict=True)])
     digest = hashlib.blake2b(listing.encode(), digest_size=8).hexdigest()
-    identity = {"FILE": str(root.absolute()), "the digest of FILE's names, sizes and times": digest}
-    yield Source(path, _rows(paths, names, sizes), sum(sizes), identity, None)
+    identity = {"FILE": show_path(root.absolute()), "the digest of FILE's names, sizes and times": digest}
+    yield Source(show_path(path), path, _rows(paths, names, sizes), sum(sizes), identity, None)
 
 
 def _shown(path: Path) -> str:

@@ -68,10 +68,16 @@ class Source:
     """An open input."""
 
     name: str  # as errors show it
+    path: str  # STDIO: stdin
     rows: Iterator[Row]
     size: int | None  # in the units of `Row.position`; None: not known
     identity: dict[str, Any]  # what must be the same for the work to go on
     schema: Any  # of Arrow; None: the format has none
+
+
+def show_path(path: str | Path) -> str:
+    """Return a path as text that can be encoded. Bytes that are not UTF-8 become `\\xff`."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def check_texts(source: Source, columns: Iterable[str]) -> None:
@@ -104,7 +110,7 @@ def _open_source(path: str, found: str) -> Iterator[Source]:
         if found == "parquet":
             raise BadInput("a Parquet file cannot be read from stdin: expected its path")
         rows, schema = _SOURCES[found](_stdin(), "stdin")
-        yield Source("stdin", rows, None, {"FILE": STDIO}, schema)
+        yield Source("stdin", STDIO, rows, None, {"FILE": STDIO}, schema)
         return
     with ExitStack() as stack:
         try:
@@ -114,9 +120,14 @@ def _open_source(path: str, found: str) -> Iterator[Source]:
         except OSError as error:
             raise BadInput(f"cannot read {path}: {error.strerror}") from None
         stat = Path(path).stat()
-        identity = {"FILE": str(Path(path).absolute()), "FILE's size": stat.st_size, "FILE's time": stat.st_mtime_ns}
-        rows, schema = _SOURCES[found](file, path)
-        yield Source(path, rows, stat.st_size, identity, schema)
+        identity = {
+            "FILE": show_path(Path(path).absolute()),
+            "FILE's size": stat.st_size,
+            "FILE's time": stat.st_mtime_ns,
+        }
+        name = show_path(path)
+        rows, schema = _SOURCES[found](file, name)
+        yield Source(name, path, rows, stat.st_size, identity, schema)
 
 
 def _stdin() -> BinaryIO:

@@ -253,6 +253,19 @@ def test_a_file_that_the_work_writes_is_not_read(url: str, tmp_path: Path, suffi
     assert [(each, each.read_text()) for each in tmp_path.iterdir()] == [(path, '{"text": "x"}\n')]
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="names of files are UTF-8")
+def test_the_path_of_a_file_may_be_any_bytes(url: str, tmp_path: Path):
+    path = tmp_path / os.fsdecode(b"\xff.jsonl")
+    write_rows(path, 2)
+    for suffix in ("jsonl", "parquet"):
+        assert scorepool.score_file(path, tmp_path / f"out.{suffix}", url=url).num_failed == 0
+    with pytest.raises(scorepool.FileError, match=r"FILE is .*, which is written with -o"):
+        scorepool.score_file(path, path, url=url, overwrite=True)
+    text = tmp_path / os.fsdecode(b"\xff.txt")
+    text.write_text("import os")
+    assert scorepool.perplexity(text, tmp_path / "text.jsonl", url=url).num_failed == 0
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_only_regular_files_are_written(url: str, tmp_path: Path, overwrite: bool):
     path, out = write_rows(tmp_path / "in.jsonl", 1), tmp_path / "out.jsonl"

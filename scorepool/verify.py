@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
-from math import isnan
+from math import ceil, isnan
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -19,6 +19,7 @@ from scorepool import wire
 from scorepool.sdk import Client, InvalidUrl, JobFailed, NotScorepool, ScorepoolError, Unreachable
 from scorepool.wire import Floats, ScoredSequence
 from scorepool.wire.request_fields import FORMS, MAX_TOP_K, WHOLE_VOCABULARY
+from scorepool.wire.submission import MAX_TIMEOUT_S
 
 Recompute = Callable[[wire.Score], wire.Result]
 EXIT_STATUS = {"equal": 0, "within": 0, "different": 1, "unknown": 2}
@@ -115,9 +116,10 @@ def _read_request(path: Path, num_jobs: int) -> wire.Request:
 
 def on_server(client: Client, timeout_s: float) -> Recompute:
     """Return what submits a request to the server, waits for its result and deletes the job there."""
+    job_timeout_s = ceil(min(max(1, timeout_s), MAX_TIMEOUT_S))
 
     def recompute(request: wire.Score) -> wire.Result:
-        job = client.submit(request)
+        job = client.submit(replace(request, timeout_s=job_timeout_s))
         try:
             return job.result(timeout_s)
         finally:
@@ -131,11 +133,11 @@ def on_server(client: Client, timeout_s: float) -> Recompute:
 def verify(job: wire.Job, recompute: Recompute, request: wire.Request | None = None) -> Verdict:
     """Compute the job's logprobs again and compare them. Raises CannotTell."""
     result = _result_of(job).unpacked()
+    if salt := getattr(request, "cache_salt", None):
+        recompute = _with_salt(recompute, salt)
     if unpredicted := _unpredicted_with_logprob(result):
         return Verdict("different", f"different at {unpredicted}: no token comes before it, so it has no logprob")
-    claimed = [
-        _claimed(index, sequence, request) for index, sequence in enumerate(result.sequences) if not sequence.failure
-    ]
+    claimed = [_claimed(index, sequence, request) for index, sequence in enumerate(result.sequences)]
     is_processed = job.kind == "generate" and result.logprobs_mode == "processed_logprobs"
     temperature = result.temperature if is_processed or job.kind in ("score", "compare") else 1.0
     again, stamp = _rescore(job, claimed, temperature, recompute)
@@ -164,6 +166,11 @@ def verify(job: wire.Job, recompute: Recompute, request: wire.Request | None = N
                 "sampled_logprobs are not verified: filters or penalties, which a result does not hold, may apply"
             )
     return Verdict(*_describe(found, result.stamp, notes))
+
+
+def _with_salt(recompute: Recompute, salt: str) -> Recompute:
+    """Return what computes under a cache salt, so that nobody without it shares the prompts that it reads."""
+    return lambda request: recompute(replace(request, cache_salt=salt))
 
 
 @contextmanager
@@ -223,7 +230,12 @@ def _first_reported(sequence: wire.SequenceResult) -> int:
 
 
 def _claimed(index: int, sequence: wire.SequenceResult, request: wire.Request | None) -> ScoredSequence:
-    """Return what a sequence claims, without the entry of a token that no token comes before. Raises CannotTell."""
+    """Return what a sequence claims, without the entry of a token that no token comes before. Raises CannotTell.
+
+    An item that failed claims nothing.
+    """
+    if sequence.failure:
+        return ScoredSequence(token_ids=[], first=0, logprobs=Floats())
     if sequence.logprobs is None:
         raise CannotTell("the result has no logprobs, because its request said logprobs: false")
     first = _first_reported(sequence)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, NoReturn
 
 import httpx
 import pytest
@@ -25,6 +26,8 @@ from scorepool import Client, JobFailed, store, wire
 from scorepool.cli import app
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
+from scorepool.verify import on_server
+from scorepool.verify import verify as compute_again
 from scorepool.wire import Floats, Provenance, Result, SequenceResult
 
 pytestmark = pytest.mark.timeout(240)
@@ -193,6 +196,46 @@ def test_the_first_token_that_differs_is_named(
     assert found[1] == column.removesuffix("s").replace("ie", "y")
     assert float(found[2]) == pytest.approx(value - 0.25, abs=1e-4)
     assert float(found[3]) == pytest.approx(value, abs=1e-4)
+
+
+def test_a_sequence_after_an_item_that_failed_is_named_by_its_place(stack: Stack, client: Client, verify: Verify):
+    too_long = wire.ScoreItem(prompt="x " * 5000, completion=" y")
+    job_id = submit(client, replace(SCORE, items=[too_long, *ITEMS], on_item_error="report"))
+    assert verify(job_id)[0] == 0
+    right = client.result(job_id)
+    falsify(stack, job_id, shift("logprobs", 2, 0, -0.25))
+
+    status, output = verify(job_id)
+
+    assert status == 1
+    assert text_of(right, 2, 0) in output
+
+
+def test_what_is_computed_again_has_the_cache_salt_of_the_request(client: Client):
+    salted = replace(GENERATE, temperature=0.8, cache_salt="a")
+    submitted: list[wire.Score] = []
+
+    def recompute(request: wire.Score) -> Result:
+        submitted.append(request)
+        return on_server(client, 60)(request)
+
+    verdict = compute_again(client.job(submit(client, salted)), recompute, salted)
+    assert verdict.kind in ("equal", "within")
+    assert [request.cache_salt for request in submitted] == ["a", "a"]
+
+
+@pytest.mark.parametrize(("timeout_s", "job_timeout_s"), [(0.5, 1), (7200.5, 7201), (1e9, 86_400)])
+def test_a_job_may_take_as_long_as_the_user_waits_for_it(timeout_s: float, job_timeout_s: int):
+    submitted: list[wire.Request] = []
+
+    class Recorder(Client):
+        def submit(self, request: wire.Request, **_: Any) -> NoReturn:
+            submitted.append(request)
+            raise TimeoutError
+
+    with Recorder("http://127.0.0.1:9") as client, pytest.raises(TimeoutError):
+        on_server(client, timeout_s)(SCORE)
+    assert submitted == [replace(SCORE, timeout_s=job_timeout_s)]
 
 
 def test_exact_mode_tolerates_nothing_and_default_mode_rounding(stack: Stack, client: Client, verify: Verify):

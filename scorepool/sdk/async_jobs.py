@@ -139,7 +139,11 @@ class AsyncJobs:
 
     async def job(self, job: AsyncJobHandle | str, *, wait_s: float = 0.0) -> wire.Job:
         """Return the job when it ends, or as it is after `wait_s`. Raises ScorepoolError, Unreachable."""
-        found = await self._connection.send(calls.job(_id_of(job), wait_s))
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + wait_s
+        found = await self._connection.send(calls.job(_id_of(job), min(wait_s, LONG_POLL_S)))
+        while found.status not in ENDED and (left_s := deadline - clock()) > 0:  # the API waits for a limited time
+            found = await self._connection.send(calls.job(_id_of(job), min(left_s, LONG_POLL_S)))
         if found.status in ENDED:
             self.detach(found.id)
         return found

@@ -128,10 +128,18 @@ def test_a_wait_extends_the_timeout_of_the_reply(wait_s: float):
     async def record(request: httpx.Request) -> None:
         timeouts.append(request.extensions["timeout"]["read"])
 
-    with server(lambda: (200, {}, wire.encode(JOB))) as url, Client(url) as sdk:
+    with server(lambda: (200, {}, wire.encode(FAILED))) as url, Client(url) as sdk:
         sdk._async._connection.http.event_hooks = {"request": [record]}
-        assert sdk.job(ID, wait_s=wait_s).status == "queued"
+        assert sdk.job(ID, wait_s=wait_s).status == "failed"
     assert timeouts == [connection.REPLY_TIMEOUT_S + wait_s]
+
+
+def test_a_wait_goes_on_when_the_api_has_waited_as_long_as_it_may():
+    replies = iter([JOB, JOB, FAILED])
+    sent: list[Sent] = []
+    with server(lambda: (200, {}, wire.encode(next(replies))), sent=sent) as url, Client(url) as sdk:
+        assert sdk.job(ID, wait_s=1000).status == "failed"
+    assert [each.path.partition("=")[2] for each in sent] == ["60.0"] * 3
 
 
 def test_many_threads_wait_at_once():
@@ -139,7 +147,7 @@ def test_many_threads_wait_at_once():
 
     def answer() -> Answer:
         barrier.wait(60)
-        return 200, {}, wire.encode(JOB)
+        return 200, {}, wire.encode(FAILED)
 
     with server(answer) as url, Client(url) as sdk, ThreadPoolExecutor(120) as threads:
         jobs = list(threads.map(lambda _: sdk.job("0" * 32, wait_s=1), range(120)))

@@ -16,7 +16,8 @@ def show_perplexity(found: Perplexity, out: str | None) -> None:
     if found.estimate is not None:
         show_estimate(found, found.estimate)
         return
-    documents = [(str(row.get(FILE_COLUMN, number)), *_cells(row)) for number, row in enumerate(found.documents, 1)]
+    numbered = zip(found.numbers, found.documents, strict=True)
+    documents = [(str(row.get(FILE_COLUMN, number)), *_cells(row)) for number, row in numbered]
     table = aligned([("document", *_MEASURES), *documents, ("all", *_cells(to_builtins(found)))])
     typer.echo(table, err=out is not None)
     typer.echo(counted(found.num_documents, found.num_failed, "document"), err=True)

@@ -12,10 +12,9 @@ from scorepool import wire
 from scorepool.files.errors import BadInput
 from scorepool.files.file_run import FileOptions, Plan, place_of, run_file
 from scorepool.files.formats.documents import DEFAULT_GLOB, TEXT_COLUMN, are_files, open_documents
-from scorepool.files.formats.sinks import CollectingSink
 from scorepool.files.options import check_options
 from scorepool.files.output.journal import paths_of
-from scorepool.files.output.stdout_output import StdoutOutput
+from scorepool.files.output.stdout_output import CollectedOutput
 from scorepool.files.process import Estimate, Model, Output, Summary
 from scorepool.files.rows import Values
 from scorepool.files.scoring.columns import check_has_columns
@@ -41,6 +40,7 @@ class Perplexity(Struct, frozen=True, kw_only=True):
     bits_per_byte: float | None
     models: list[str]
     documents: list[dict[str, Any]]  # empty if they were written to a file
+    numbers: list[int]  # of the rows that these documents are, from 1
     stamp_differences: list[str]
     estimate: Estimate | None = None  # of a dry run alone
 
@@ -75,6 +75,7 @@ def perplexity(
         raise BadInput(f"{path} is no table, so it has no column {text!r}: expected no --text, or --input-format")
     column = text or TEXT_COLUMN
     documents: list[Values] = []
+    numbers: list[int] = []
 
     def plan(first: Values, name: str) -> Plan:
         check_has_columns(first, name, {"--text": column})
@@ -105,12 +106,12 @@ def perplexity(
         return DocumentTask(client, name, run_id, column=column, dropped=dropped, priority=priority, task=task)
 
     def collect(*_: object) -> Output:
-        return StdoutOutput(CollectingSink(documents))
+        return CollectedOutput(documents, numbers)
 
     outputs = () if out is None else paths_of(fspath(out))
     documents_in = open_documents(source, input_format, glob, outputs)
     place = place_of(documents_in, collect if out is None else out, model, options)
-    return total(run_file(place, plan), documents)
+    return total(run_file(place, plan), documents, numbers)
 
 
 def choose_windows(model: Model, context: int | None, stride: int | None) -> WindowScoring:
@@ -124,7 +125,7 @@ def choose_windows(model: Model, context: int | None, stride: int | None) -> Win
     return WindowScoring(chosen, stride or max(1, chosen // 2))
 
 
-def total(summary: Summary, documents: list[Values]) -> Perplexity:
+def total(summary: Summary, documents: list[Values], numbers: list[int]) -> Perplexity:
     """Return the corpus's perplexity: that of all tokens, not a mean over documents."""
     sums = {name: mean.total for name, mean in summary.means.items()}
     num_tokens, num_bytes = round(sums.get("num_tokens", 0)), round(sums.get("num_bytes", 0))
@@ -139,6 +140,7 @@ def total(summary: Summary, documents: list[Values]) -> Perplexity:
         bits_per_token=columns.get("bits_per_token"),
         bits_per_byte=columns.get("bits_per_byte"),
         documents=documents,
+        numbers=numbers,
         models=summary.models,
         stamp_differences=summary.stamp_differences,
         estimate=summary.estimate,

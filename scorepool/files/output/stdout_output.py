@@ -2,13 +2,13 @@
 
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from scorepool.files.errors import OutputError
-from scorepool.files.formats.sinks import Sink
+from scorepool.files.formats.sinks import CollectingSink, Sink
 from scorepool.files.output.encoding import encode_rows
 from scorepool.files.output.journal import Counts
-from scorepool.files.rows import Done
+from scorepool.files.rows import Done, Values
 
 
 class StdoutOutput:
@@ -30,7 +30,10 @@ class StdoutOutput:
         for row, reason in failed if sys.stderr else ():
             print(f"row {row.number} (line {row.line}): {reason}", file=sys.stderr)  # noqa: T201
         self._put(encoded)
-        self.counts.add(rows, {row.number for row, _ in failed})
+        self._count(rows, {row.number for row, _ in failed})
+
+    def _count(self, rows: Sequence[Done], failed: Collection[int]) -> None:
+        self.counts.add(rows, failed)
 
     def _put(self, encoded: bytes) -> None:
         try:
@@ -55,3 +58,15 @@ class StdoutOutput:
 
     def close(self) -> None:
         pass
+
+
+class CollectedOutput(StdoutOutput):
+    """Rows in memory, and their numbers in the input, in the place of stdout."""
+
+    def __init__(self, collected: list[Values], numbers: list[int]) -> None:
+        super().__init__(CollectingSink(collected))
+        self._numbers = numbers
+
+    def _count(self, rows: Sequence[Done], failed: Collection[int]) -> None:
+        super()._count(rows, failed)
+        self._numbers += [each.row.number for each in rows if each.row.number not in failed]

@@ -126,6 +126,14 @@ def test_the_command_prints_a_table_of_the_files_of_a_folder(two_models_url: str
     assert "1 document done, 1 failed" in done.stderr
 
 
+def test_the_command_names_rows_of_a_table_by_their_numbers(two_models_url: str, tmp_path: Path):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "import os"}\n{"text": ""}\n{\n{"text": "def f"}\n')
+    done = CliRunner().invoke(app, ["perplexity", str(path), "--model", "tiny", "--url", two_models_url])
+    assert done.exit_code == 1, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["document", "1", "4", "all"]
+
+
 def test_the_work_goes_on_only_with_the_context_that_it_was_begun_with(two_models_url: str, tmp_path: Path):
     path, out, journal = tmp_path / "long.txt", tmp_path / "out.jsonl", tmp_path / "out.jsonl.journal"
     path.write_text(LONG)

@@ -1,7 +1,7 @@
 """Run one task on one file, from the command's options to OUT."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from os import fspath
@@ -19,6 +19,7 @@ from scorepool.files.scoring.columns import check_new_columns
 from scorepool.files.scoring.tasks import Task
 from scorepool.sdk import AsyncClient
 from scorepool.sdk.connection import url_and_key
+from scorepool.sdk.loop_thread import LoopThread
 
 RETRY_S = 3600.0  # for which a server may be away in the middle of a file
 Report = Callable[[Counts, int | None], None]
@@ -144,7 +145,21 @@ def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
                     stamp_differences=differences,
                 )
 
-        return asyncio.run(work())
+        return run_to_end(work())
+
+
+def run_to_end(work: Coroutine[Any, Any, Summary]) -> Summary:
+    """Run work and return its summary. Where a loop runs already, as in a notebook, it runs in a thread of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with closing(LoopThread(_no_end)) as thread:
+        return thread.run(work)
+
+
+async def _no_end() -> None:
+    """Do nothing when the loop stops: the work has closed what it opened."""
 
 
 def output_to(out: str, output_format: str | None, overwrite: bool) -> OpenOutput:

@@ -1,5 +1,6 @@
 """`scorepool score` as a user runs it, against every process of the demo model."""
 
+import asyncio
 import csv
 import json
 import os
@@ -23,6 +24,7 @@ from typer.testing import CliRunner
 import scorepool
 from scorepool import Client, wire
 from scorepool.cli import app
+from scorepool.files import Summary
 from scorepool.files.rows import Row
 from scorepool.local.demo import free_port
 from scorepool.local.stack import Stack
@@ -197,6 +199,16 @@ def test_score_file_is_a_function(url: str, tmp_path: Path):
     assert summary.num_tokens > 3 * 4
     with pytest.raises(scorepool.FileError, match=r"out\.csv exists"):
         scorepool.score_file(path, tmp_path / "out.csv", url=url)
+
+
+def test_score_file_works_where_a_loop_runs_as_in_a_notebook(url: str, tmp_path: Path):
+    path = write_rows(tmp_path / "in.jsonl", 3)
+
+    async def cell() -> Summary:
+        return scorepool.score_file(path, tmp_path / "out.jsonl", url=url)
+
+    assert asyncio.run(cell()).num_rows == 3
+    assert [row["id"] for row in read_rows(tmp_path / "out.jsonl")] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

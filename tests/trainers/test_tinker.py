@@ -74,6 +74,19 @@ def test_stops_end_a_sample(sampler: tinker.SamplingClient):
     assert (len(endless.tokens), endless.stop_reason) == (200, "length")
 
 
+def test_a_stop_string_is_in_the_tokens(sampler: tinker.SamplingClient, native: Client):
+    [whole] = native.generate("demo", IDS, max_tokens=30, temperature=0.0, logprobs=True).sequences
+    stop = b"".join(whole.token_bytes[3:6]).decode()
+    params = types.SamplingParams(max_tokens=30, temperature=0.0, stop=[stop])
+    [cut] = sampler.sample(PROMPT, 1, params).result().sequences
+
+    assert (cut.tokens, cut.stop_reason) == (whole.token_ids[: len(cut.tokens)], "stop")
+    text = b"".join(whole.token_bytes[: len(cut.tokens)]).decode()
+    assert text.count(stop) == 1
+    assert text.endswith(stop)
+    assert len(cut.logprobs) == len(cut.tokens)
+
+
 def test_a_future_survives_the_death_of_the_worker_and_of_the_api(sampler: tinker.SamplingClient, stack: Stack):
     params = types.SamplingParams(max_tokens=300, seed=5, stop=[])
     [expected] = sampler.sample(PROMPT, 1, params).result().sequences

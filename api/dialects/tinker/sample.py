@@ -162,6 +162,7 @@ def to_request(body: SampleRequest, model: str) -> wire.Generate:
         stop=[stop for stop in stops if isinstance(stop, str)],
         stop_token_ids=[stop for stop in stops if isinstance(stop, int)],
         ignore_eos=params.stop == [],
+        include_stop_str_in_output=True,  # renderers look for the stop in the tokens
         prompt_logprobs=bool(body.prompt_logprobs),
         top_logprobs=max(body.topk_prompt_logprobs, body.topk_sample_logprobs),
     )

@@ -87,8 +87,8 @@ class SequenceResult(StreamedColumns, frozen=True, kw_only=True, omit_defaults=T
 
     Entry j belongs to `token_ids[j]`: logprobs[j] = log p(token_ids[j] | every token before it), in nats.
     Bytes are base64 in JSON. The joined `token_bytes`, without those of `skipped` tokens, are the bytes of `text`.
-    If an end token ended the generation, `text` ends before it and the columns include it. If a stop string did, both end
-    before it without `include_stop_str_in_output`, but a token within which it begins is in the columns.
+    If an end token ended the generation, `text` ends before it and the columns include it. If a stop string did, both
+    end before it without `include_stop_str_in_output`, but a token within which it begins is in the columns.
     An absent field has its default.
     """
 

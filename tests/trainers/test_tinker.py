@@ -12,8 +12,11 @@ import pytest
 import tinker
 from tinker import types
 
-from scorepool import Client
+from scorepool import Client, wire
+from scorepool.api.dialects.tinker.reply import has_shown
+from scorepool.api.dialects.tinker.sample import Future
 from scorepool.local.stack import Stack
+from tests.api.fake_worker import PROVENANCE
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the SDK, which leaves sockets and loops open
 IDS = [5 + place * 37 % 900 for place in range(40)]
@@ -173,8 +176,24 @@ def test_a_job_without_what_a_future_shows_is_none(http: httpx.Client, options: 
     assert (answer.status_code, answer.json()["error"]["field"]) == (404, "request_id")
 
 
-@pytest.mark.parametrize("numbers", ["1.1025.0.0", "1.0.99999.0"])
-def test_a_future_shows_no_more_tokens_than_can_be_asked_for(http: httpx.Client, numbers: str):
+@pytest.mark.parametrize("numbers", ["1.1025.0.0", "1.0.99999.0", "1.1.0.0", "1.0.1.0"])
+def test_a_future_shows_no_more_tokens_than_were_asked_for(http: httpx.Client, numbers: str):
     job_id, _, _ = ask(http, prompt_logprobs=True).json()["request_id"].partition(".")
     answer = http.post("/api/v1/retrieve_future", json={"request_id": f"{job_id}.{numbers}"})
     assert answer.status_code == 404
+
+
+def test_a_future_shows_no_more_top_logprobs_than_a_job_may_report():
+    num_tokens = 8192
+    sequence = wire.SequenceResult(
+        text="",
+        token_ids=[5] * num_tokens,
+        token_bytes=[b"a"] * num_tokens,
+        logprobs=wire.Floats([0.0] * num_tokens),
+        top_ids=[[5]] * num_tokens,
+    )
+    usage = wire.Usage(prompt_tokens=1, completion_tokens=num_tokens)
+    result = wire.Result(sequences=[sequence], temperature=1.0, usage=usage, stamp=PROVENANCE)
+
+    assert has_shown(Future.parse("a.0.0.512.0"), result)
+    assert not has_shown(Future.parse("a.0.0.513.0"), result)

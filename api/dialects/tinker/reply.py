@@ -9,6 +9,7 @@ from scorepool import wire
 from scorepool.api.dialects.deltas import columns_from
 from scorepool.api.dialects.tinker.protobuf import bytes_field, number_field
 from scorepool.api.dialects.tinker.sample import Future
+from scorepool.wire.request_fields import MAX_TOP_LOGPROBS
 
 CONTENT_TYPE = "application/x-protobuf"
 LENGTH = 1  # the stop reason; that of a stop is 0, the default
@@ -25,8 +26,11 @@ def to_failure(failure: wire.Failure) -> dict[str, str]:
 
 def has_shown(future: Future, result: wire.Result) -> bool:
     """True if a result has what the reply shows: the id of a future is a text that any client can write."""
-    return all(
-        sequence.logprobs is not None and (sequence.num_reported_prompt_tokens or not future.has_prompt_logprobs)
+    top = max(future.top_prompt, future.top_sampled)
+    return result.num_tokens * top <= MAX_TOP_LOGPROBS and all(
+        sequence.logprobs is not None
+        and (sequence.num_reported_prompt_tokens or not future.has_prompt_logprobs)
+        and (sequence.top_ids is not None or not top or not sequence.token_ids)
         for sequence in result.sequences
     )
 

@@ -247,10 +247,19 @@ class Jobs:
             logger.warning("the request of a job in Redis cannot be decoded")
             return None
 
-    async def read_kept_body(self, job_id: str) -> bytes | None:
-        """Return the body that is kept with a job, whose owner was checked; None if there is none."""
+    async def read_kept_body(self, job_id: str, held: HeldResults) -> bytes | None:
+        """Return the body that is kept with a job, whose owner was checked; None if there is none.
+
+        It counts in `held` before it is read. Raises TooManyResults.
+        """
+        key = store.Keys.response(job_id)
         async with self._redis.pipeline(transaction=False) as pipeline:
-            pipeline.get(store.Keys.response(job_id))
+            pipeline.strlen(key)
+            [num_bytes] = await decode.execute(pipeline)
+            if not num_bytes:  # none, or a key of another type
+                return None
+            held.add(num_bytes)
+            pipeline.get(key)
             [found] = await decode.execute(pipeline)
         return found if isinstance(found, bytes) else None
 

@@ -57,7 +57,7 @@ from scorepool.api.http.errors import (
     map_field_names,
 )
 from scorepool.api.http.formats import reply
-from scorepool.api.http.large_replies import HeldResults
+from scorepool.api.http.large_replies import HeldResults, held_results
 from scorepool.api.http.sse import EventStream
 from scorepool.api.kept_events import kept_events
 from scorepool.api.repositories.jobs import Jobs
@@ -67,6 +67,7 @@ from scorepool.api.submission import Submission
 
 SYNCHRONOUS_ERRORS = (400, 401, 404, 409, 413, 415, 429, 503)
 BACKGROUND_TIMEOUT_S = 3600  # of a job whose client does not wait
+MAX_CONTINUED_BYTES = 64 * 2**20  # of the responses that a body names, with which another may be read
 MAX_INLINE_TOKENS = 4096  # of results whose reply is built on the event loop
 MAX_HELD_TOKENS = 16_384  # of one request, before its status is sent: about 30 MB with 20 top logprobs each
 
@@ -109,7 +110,7 @@ def _handler(endpoint: AnyEndpoint, error_codes: dict[str, str]) -> Callable[...
     ) -> Response:
         with map_codes(error_codes):
             body = await _read(endpoint, request, owner, settings.max_body_bytes)
-            body = await _continued(endpoint, body, owner, jobs, held)
+            body = await _continued(endpoint, body, owner, jobs)
             asked = body
             body = endpoint.clamp_top_logprobs(asked, settings.max_top_logprobs)
             clamped_to = UNSET if body is asked else settings.max_top_logprobs
@@ -130,14 +131,20 @@ async def _read(endpoint: AnyEndpoint, request: Request, owner: str, max_bytes: 
         return await body.parse(parse)
 
 
-async def _continued(endpoint: AnyEndpoint, body: Any, owner: str, jobs: Jobs, held: HeldResults) -> Any:
+async def _continued(endpoint: AnyEndpoint, body: Any, owner: str, jobs: Jobs) -> Any:
     """Return the body with what it continues, if anything. Raises BadRequest, TooManyResults."""
     try:
         fields = endpoint.previous_jobs(body)
         if not fields:
             return body
-        previous = {job_id: await _previous(job_id, field, owner, jobs, held) for job_id, field in fields.items()}
-        return await held.run(lambda: endpoint.continued(body, previous))
+        previous: dict[str, Previous] = {}
+        with held_results(owner) as held:
+            for job_id, field in fields.items():
+                if held.num_bytes > MAX_CONTINUED_BYTES:
+                    sentence = f"the responses that are named before it have more than {MAX_CONTINUED_BYTES} bytes"
+                    raise BadRequest(f"{field}: {sentence}; name fewer", field)
+                previous[job_id] = await _previous(job_id, field, owner, jobs, held)
+            return await held.run(lambda: endpoint.continued(body, previous))
     except wire.Invalid as error:
         raise BadRequest(error.message, error.field) from None
 
@@ -150,7 +157,7 @@ async def _previous(job_id: str, field: str, owner: str, jobs: Jobs, held: HeldR
         job = await jobs.read(owner, job_id, held)
     except NotFound:
         raise absent from None
-    kept = await jobs.read_kept_body(job_id)
+    kept = await jobs.read_kept_body(job_id, held)
     if kept is None:
         raise absent
     if job.result is None:

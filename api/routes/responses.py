@@ -36,6 +36,7 @@ from scorepool.api.event_cursor import EventCursor
 from scorepool.api.http import openapi
 from scorepool.api.http.errors import BadRequest, Conflict, NotFound
 from scorepool.api.http.formats import reply
+from scorepool.api.http.large_replies import HeldResults
 from scorepool.api.http.sse import EventStream
 from scorepool.api.kept_events import kept_events
 from scorepool.api.repositories import decode
@@ -81,7 +82,7 @@ async def read_response(
     """
     job_id = job_id_of(response_id)
     if stream:
-        job, kept = await _read(jobs.read_state(owner, job_id), jobs, response_id)
+        job, kept = await _read(jobs.read_state(owner, job_id), jobs, response_id, held)
         if not (kept.background and kept.stream):
             raise BadRequest("stream: expected a response that was made with `background` and `stream`: true", "stream")
         writer = KeptResponseEvents(kept, job, -1 if starting_after is None else starting_after)
@@ -90,17 +91,18 @@ async def read_response(
         return EventStream(request, kept_events(followed, writer, held), b"", to_error_event)
     if starting_after is not None:
         raise BadRequest("starting_after: expected `stream`: true beside it", "starting_after")
-    job, kept = await _read(jobs.read(owner, job_id, held), jobs, response_id)
+    job, kept = await _read(jobs.read(owner, job_id, held), jobs, response_id, held)
     if LOGPROBS in (include or ()) and not kept.has_token_logprobs:
         raise BadRequest("include[]: expected a response that was made with logprobs", "include[]")
     return await held.reply(lambda: to_kept_response(kept, job), "json")
 
 
-@router.get("/{id}/input_items", summary="List what a response was asked", responses=_responses(ItemList))
+@router.get("/{id}/input_items", summary="List what a response was asked", responses=_responses(ItemList, 429))
 async def list_input_items(
     response_id: ResponseId,
     owner: Owner,
     jobs: JobsDep,
+    held: HeldResultsDep,
     after: Annotated[str | None, Query(max_length=128, description="The id of the item before the first.")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Annotated[Order, Query()] = "desc",
@@ -110,9 +112,9 @@ async def list_input_items(
     ] = None,
 ) -> Response:
     """List the items of the conversation up to the answer, also those that `previous_response_id` continued."""
-    job, kept = await _read(jobs.read_state(owner, job_id_of(response_id)), jobs, response_id)
+    job, kept = await _read(jobs.read_state(owner, job_id_of(response_id)), jobs, response_id, held)
     try:
-        return reply(to_item_list(kept, job.id, after, limit, order), "json")
+        return await held.reply(lambda: to_item_list(kept, job.id, after, limit, order), "json")
     except wire.Invalid as error:
         raise BadRequest(error.message, error.field) from None
 
@@ -131,7 +133,7 @@ async def cancel_response(
 
     One that has ended stays as it is.
     """
-    job, kept = await _read(jobs.read(owner, job_id_of(response_id), held), jobs, response_id)
+    job, kept = await _read(jobs.read(owner, job_id_of(response_id), held), jobs, response_id, held)
     if not kept.background:
         raise BadRequest("id: expected a response that was made with `background`: true", "id")
     if job.status not in ENDED:
@@ -144,10 +146,12 @@ async def cancel_response(
     return await held.reply(lambda: to_kept_response(kept, job), "json")
 
 
-@router.delete("/{id}", summary="Delete a response", responses=_responses(DeletedResponse, 409))
-async def delete_response(response_id: ResponseId, owner: Owner, jobs: JobsDep, queue: QueueDep) -> Response:
+@router.delete("/{id}", summary="Delete a response", responses=_responses(DeletedResponse, 409, 429))
+async def delete_response(
+    response_id: ResponseId, owner: Owner, jobs: JobsDep, queue: QueueDep, held: HeldResultsDep
+) -> Response:
     """Delete a response that has ended."""
-    job, _ = await _read(jobs.read_state(owner, job_id_of(response_id)), jobs, response_id)
+    job, _ = await _read(jobs.read_state(owner, job_id_of(response_id)), jobs, response_id, held)
     try:
         await queue.delete(owner, job.id)
     except NotFound:  # another request deleted it just now
@@ -163,13 +167,16 @@ def _absent(response_id: str) -> NotFound:
     return NotFound(f"no response {wire.quote(response_id)}; they are kept for a limited time after their end", "id")
 
 
-async def _read(read: Awaitable[wire.Job], jobs: Jobs, response_id: str) -> tuple[wire.Job, ResponseRequest]:
+async def _read(
+    read: Awaitable[wire.Job], jobs: Jobs, response_id: str, held: HeldResults
+) -> tuple[wire.Job, ResponseRequest]:
     """Return the job of a response and what was kept. Raises NotFound, TooManyResults."""
     try:
         job = await read
     except NotFound:
         raise _absent(response_id) from None
-    kept = decode.message(await jobs.read_kept_body(job.id), ResponseRequest)
+    body = await jobs.read_kept_body(job.id, held)
+    kept = await held.run(lambda: decode.message(body, ResponseRequest))
     if kept is None:
         raise _absent(response_id)
     return job, kept

@@ -46,8 +46,8 @@ class SpreadJobs(Jobs):
     async def read_request(self, owner: str, job_id: str) -> wire.Request | None:
         return await self._parts.find(job_id, lambda jobs: jobs.read_request(owner, job_id))
 
-    async def read_kept_body(self, job_id: str) -> bytes | None:
-        return await self._find_or_none(job_id, lambda jobs: jobs.read_kept_body(job_id))
+    async def read_kept_body(self, job_id: str, held: HeldResults) -> bytes | None:
+        return await self._find_or_none(job_id, lambda jobs: jobs.read_kept_body(job_id, held))
 
     async def page(self, owner: str, cursor: str | None, limit: int, wanted: JobFilter | None = None) -> wire.JobPage:
         """Merge a page of each server. A server that does not answer makes it fail: no job is left out in silence."""

@@ -458,7 +458,12 @@ async def call_responses(call: Callable[..., Awaitable[Any]]) -> None:
     with pytest.MonkeyPatch.context() as patch, large_replies.held_results("alice") as held:
         patch.setattr(held_bytes, "FREE_BYTES", -1)
         held.add(10**9)
-        for method, route in (("GET", one), ("POST", one + "/cancel")):
+        for method, route in (
+            ("GET", one),
+            ("GET", one + "/input_items"),
+            ("POST", one + "/cancel"),
+            ("DELETE", one),
+        ):
             await call(method, route, made)
     await call("DELETE", one, made)
     for method, route in (("GET", one), ("GET", one + "/input_items"), ("POST", one + "/cancel"), ("DELETE", one)):

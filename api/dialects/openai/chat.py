@@ -10,7 +10,7 @@ from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.openai.generation_request import GenerationRequest
 from scorepool.api.dialects.openai.messages import ChatMessage, ChatTool
 from scorepool.api.dialects.openai.prompt_logprobs import most_top
-from scorepool.api.dialects.openai.sampling import NoEffect, sampling_fields
+from scorepool.api.dialects.openai.sampling import Label, NoEffect, sampling_fields
 from scorepool.api.dialects.openai.structured_outputs import (
     NamedToolChoice,
     ToolChoice,
@@ -64,10 +64,10 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     store: bool | None = None
     metadata: NoEffect[Metadata] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    prompt_cache_key: NoEffect[str] | None = None
+    prompt_cache_key: NoEffect[Label] | None = None
     prompt_cache_options: None = None
     prompt_cache_retention: Literal["in_memory"] | None = None
-    safety_identifier: NoEffect[str] | None = None
+    safety_identifier: NoEffect[Label] | None = None
     echo: bool | None = None
     add_special_tokens: Annotated[bool | None, Meta(description="Only false: the template writes BOS.")] = None
     add_generation_prompt: bool | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from scorepool import wire
-from scorepool.api.dialects.openai.sampling import NoEffect
+from scorepool.api.dialects.openai.sampling import Label, NoEffect
 from scorepool.api.dialects.priority import PriorityNumber, to_priority
 from scorepool.api.dialects.truncation import (
     NAMES,
@@ -48,7 +48,7 @@ class EmbeddingsRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     truncate_prompt_tokens: TruncatePromptTokens = None
     truncation_side: Annotated[Side | None, Meta(description="Side on which a text is cut. null: right.")] = None
     priority: PriorityNumber = None
-    user: NoEffect[str] | None = None
+    user: NoEffect[Label] | None = None
 
     def __post_init__(self) -> None:
         check_truncation(self.truncate_prompt_tokens)

@@ -23,7 +23,7 @@ from scorepool.api.dialects.openai.messages import (
     ImageString,
     PastFunctionCall,
 )
-from scorepool.api.dialects.openai.sampling import NoEffect, SamplingRequest, sampling_fields
+from scorepool.api.dialects.openai.sampling import Label, NoEffect, SamplingRequest, sampling_fields
 from scorepool.api.dialects.openai.structured_outputs import JsonObjectFormat, NamedSchema, TextFormat
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.wire.batch import Metadata
@@ -227,9 +227,9 @@ class ResponseRequest(SamplingRequest, frozen=True, kw_only=True):
     max_tool_calls: NoEffect[Annotated[int, Meta(ge=1, le=2**31 - 1)]] | None = None
     metadata: Metadata | None = None
     service_tier: NoEffect[Literal["auto", "default", "flex", "priority"]] | None = None
-    prompt_cache_key: NoEffect[str] | None = None
+    prompt_cache_key: NoEffect[Label] | None = None
     prompt_cache_retention: Literal["in_memory"] | None = None
-    safety_identifier: NoEffect[str] | None = None
+    safety_identifier: NoEffect[Label] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

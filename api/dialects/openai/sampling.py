@@ -42,6 +42,7 @@ from scorepool.wire.request_fields import (
 
 T = TypeVar("T")
 NoEffect = Annotated[T, Meta(description="Has no effect here.")]
+Label = Annotated[str, Meta(max_length=1024)]  # that the client gives to whom or to what it serves
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -172,7 +173,7 @@ class SamplingRequest(SamplingParameters, frozen=True, forbid_unknown_fields=Tru
     ) = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: NoEffect[str] | None = None
+    user: NoEffect[Label] | None = None
     cache_salt: CacheSalt = None
     priority: PriorityNumber = None
     if_weights: IfWeights = None

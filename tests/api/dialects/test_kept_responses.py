@@ -17,6 +17,8 @@ from rq.job import JobStatus
 from scorepool import store, wire
 from scorepool.api.dialects.openai import RESPONSES
 from scorepool.api.dialects.openai.responses import ResponseRequest
+from scorepool.api.http import held_bytes, large_replies
+from scorepool.api.routes import dialects
 from scorepool.local.stack import Stack
 from tests.api.conftest import ALICE, BOB, KEYS, Serving, bearer, eventually
 from tests.api.dialects.test_responses import LOOK, QUESTION
@@ -199,8 +201,8 @@ def test_what_is_kept_is_what_was_asked():
     assert wire.parse(RESPONSES.kept_body(parsed), ResponseRequest, "msgpack") == parsed
 
 
-async def in_background(http: Any, **options: Any) -> str:
-    reply = await http.post(PATH, json=BODY | {"background": True}, **options)
+async def in_background(http: Any, body: dict[str, Any] = BODY, **options: Any) -> str:
+    reply = await http.post(PATH, json=body | {"background": True}, **options)
     assert reply.status_code == 200, reply.text
     return reply.json()["id"]
 
@@ -326,6 +328,39 @@ async def test_a_refused_response_leaves_nothing(serving: Serving, worker: FakeW
         for body in (BODY | {"background": True}, BODY, BODY | {"model": "none", "background": True}):
             assert (await http.post(PATH, json=body)).status_code in (404, 429)
         await eventually(lambda: len(redis.keys(store.Keys.response("*"))) == 1)
+
+
+@pytest.mark.anyio
+async def test_bodies_of_responses_count_as_results_until_they_are_read(
+    serving: Serving, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+):
+    async with serving() as http:
+        ids = [await in_background(http, BODY | {"input": "a" * 10_000}) for _ in range(3)]
+        for id_ in ids:
+            worker.end(id_.removeprefix("resp_"), COMPLETED)
+        body = BODY | {"background": True, "input": [REFERENCE | {"id": f"msg_{id_[5:]}_in0"} for id_ in ids]}
+        assert (await http.post(PATH, json=body)).status_code == 200
+        monkeypatch.setattr(dialects, "MAX_CONTINUED_BYTES", 15_000)
+        refused = await http.post(PATH, json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input[2].id")
+        assert "name fewer" in refused.json()["error"]["message"]
+
+        monkeypatch.setattr(held_bytes, "FREE_BYTES", 500)
+        with large_replies.held_results("local") as held:
+            held.add(large_replies.MAX_BYTES_OF_OWNER - 1)
+            requests = [("GET", f"/{ids[0]}", None), ("GET", f"/{ids[0]}/input_items", None), ("POST", "", body)]
+            requests += [("POST", f"/{ids[0]}/cancel", None), ("DELETE", f"/{ids[0]}", None)]
+            for method, path, sent in requests:
+                assert (await http.request(method, PATH + path, json=sent)).status_code == 429
+        assert (await http.get(f"{PATH}/{ids[0]}/input_items")).status_code == 200
+
+
+@pytest.mark.anyio
+async def test_labels_that_have_no_effect_are_short(serving: Serving, worker: FakeWorker):
+    async with serving() as http:
+        for name in ("user", "prompt_cache_key", "safety_identifier"):
+            refused = await http.post(PATH, json=BODY | {name: "a" * 1025})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
 
 
 @pytest.mark.anyio

@@ -16,6 +16,7 @@ from scorepool.engine.text.chat.call_text import CallText
 from scorepool.engine.text.chat.chat_format import ChatFormat, State, state_of_message
 from scorepool.engine.text.chat.text_calls import TextCalls
 
+MAX_HELD_BYTES = 1024  # of a text that may begin a call; each token is read with all of it
 Channel = Literal["content", "reasoning", "tool_call", "markup"]
 
 
@@ -134,9 +135,12 @@ class OutputParser:
         """Assign held tokens as far as it is known whether a call begins with them. False if nothing is known yet."""
         texts = [*map(self._token_bytes, self._held)]
         texts[0] = self._before + texts[0]
-        match call_text.verdict(b"".join(texts), len(texts[0]), self._is_blank):
-            case "held":
+        text = b"".join(texts)
+        match call_text.verdict(text, len(texts[0]), self._is_blank):
+            case "held" if len(text) <= MAX_HELD_BYTES:
                 return False
+            case "held":
+                self._release(len(self._held))
             case "header" | "header_and_content" as found:
                 self._held = self._held[-1:] if found == "header_and_content" else []
                 self._enter("content", num_marker_tokens=0)

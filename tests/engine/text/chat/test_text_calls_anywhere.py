@@ -3,7 +3,7 @@
 import pytest
 
 from scorepool.engine.text.chat.chat_format import ChatFormat
-from scorepool.engine.text.chat.output_parser import OutputParser
+from scorepool.engine.text.chat.output_parser import MAX_HELD_BYTES, OutputParser
 from tests.chat_formats import (
     COUNT,
     EOS,
@@ -102,6 +102,19 @@ def test_markers_may_lie_across_tokens(name: str, size: int):
     )
     assert b"I look.".startswith(content.removeprefix(b"all").lstrip())
     assert len(content.lstrip()) > 7 - size
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("functionary_v32", ">>>" + "a" * 50_000), ("olmo3", "<function_calls>" + " " * 50_000)]
+)
+def test_a_beginning_of_a_call_is_held_up_to_a_bound(name: str, text: str):
+    codec = chat_codec_of(name)
+    parser = codec.output_parser([])
+    for number, token_id in enumerate(ids_of(name, text)):
+        parser.read(token_id)
+        assert number - parser.num_final <= MAX_HELD_BYTES
+    parser.end()
+    assert set(parser.channels) == {"content"}
 
 
 def test_functionary_marks_content_too_and_the_mark_is_no_content():

@@ -22,9 +22,9 @@ from scorepool.engine.text.chat.call_formats.call_format import Call
 MAX_BYTES = 65_536  # of a text that may be a call
 _MAX_CLOSINGS = 64  # in such a text; each costs an attempt to parse it
 _CALLING = re.compile(r"\[Calling tool:\s*(?P<name>[\w.-]+)\s*\((?P<arguments>.*)\)\s*\]", re.DOTALL)
-_CALLING_BEGINNING = re.compile(rb"\[Calling tool:\s*[\w.-]{0,64}\s*(\(\s*(\{|\)|$)|$)")
+_CALLING_BEGINNING = re.compile(rb"\[Calling tool:\s*+[\w.-]{0,64}\s*+(\(\s*+(\{|\)|$)|$)")
 _ARROWS = re.compile(
-    r"\{\s*tool\s*=>\s*\"(?P<name>[^\"]+)\"\s*,\s*args\s*=>\s*\{(?P<arguments>.*)\}\s*,?\s*\}", re.DOTALL
+    r"\{\s*tool\s*=>\s*\"(?P<name>[^\"]+)\"\s*,\s*args\s*=>\s*\{(?P<arguments>.*)\}\s*+(?:,\s*+)?\}", re.DOTALL
 )
 _FLAG = re.compile(r"\s*--(?P<name>[\w.-]+)\s+")
 _NAMES = ("name", "tool", "function")

@@ -199,7 +199,7 @@ def _format(markers: tuple[str, str], tags: Tags, mlx_lm: str | None, several_fu
     )
 
 
-_STEP_HEAD = re.compile(r"\s*(?:<｜tool_sep｜>)?\s*<｜tool_call_begin｜>[^<]*(?:<｜tool_sep｜>[^<]*)?")
+_STEP_HEAD = re.compile(r"\s*+(?:<｜tool_sep｜>\s*+)?<｜tool_call_begin｜>[^<]*(?:<｜tool_sep｜>[^<]*)?")
 _STEP_END = re.compile(r"\s*<｜tool_call_end｜>\s*")
 
 

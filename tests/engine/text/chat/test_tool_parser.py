@@ -95,6 +95,7 @@ def test_a_large_call_is_parsed():
         ("solar_open2", "look\n" + "<|tool_arg:start|>x<|tool_arg:value|>1" * 6_000),
         ("minicpm5", '<function name="look' + "=" * 200_000),
         ("pythonic", "[look(x=" + "'\\" * 100_000),
+        ("step3", " " * 100_000),
     ],
 )
 def test_texts_that_end_nothing_take_linear_time(name: str, text: str):

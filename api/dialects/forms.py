@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from scorepool import wire
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.wire.chat import check_json
+from scorepool.wire.codec import MAX_FREE_FORM_BYTES
 from scorepool.wire.request_fields import FORMS, Choice, Grammar, Regex, Text
 
 SchemaOrText = Annotated[
@@ -83,8 +84,11 @@ def schema_form(given: dict[str, Any] | str | None, name: str) -> FormFields | N
         return None
     schema = given
     if isinstance(schema, str):
+        encoded = schema.encode()
+        if len(encoded) > MAX_FREE_FORM_BYTES:
+            raise ValueError(f"`{name}`: expected at most {MAX_FREE_FORM_BYTES} bytes, found {len(encoded)}")
         try:
-            schema = wire.parse(schema.encode(), dict[str, Any], name="it")
+            schema = wire.parse(encoded, dict[str, Any], name="it")
         except wire.Invalid as error:
             raise ValueError(f"`{name}` is no JSON Schema: {error.message}") from None
     check_json(schema, f"`{name}`: the values of the schema")

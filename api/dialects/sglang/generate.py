@@ -224,7 +224,8 @@ def field_name(body: GenerateRequest, field: str) -> str:
 def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> Iterator[wire.Generate]:
     """Build one request per prompt, so that the workers of a model share the prompts."""
     params = body.params
-    form: FormFields = params.forms[0].fields if params.forms else {}
+    forms = params.forms
+    form: FormFields = forms[0].fields if forms else {}
     for prompt, targets in zip(body.prompts, body.targets, strict=True):
         yield wire.Generate(
             model=model,

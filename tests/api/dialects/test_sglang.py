@@ -153,6 +153,11 @@ def test_an_error_names_the_field_of_the_body(ask: Ask):
         ("/generate", {"sampling_params": {"max_new_tokens": 3, "min_new_tokens": 4}}, "at most `max_new_tokens`, 3"),
         ("/generate", {"sampling_params": {"stop_token_ids": [99_999]}}, "sampling_params.stop_token_ids: expected"),
         ("/generate", {"sampling_params": {"structural_tag": "{}"}}, "structural_tag"),
+        (
+            "/generate",
+            {"sampling_params": {"json_schema": f'{{"enum": [{"1," * 2**19}1]}}'}},
+            "json_schema.*1048576 bytes",
+        ),
         ("/generate", {"sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
         ("/v1/score", {"items": [[1]]}, "both be text or both be token ids"),
         ("/v1/score", {"query": "", "items": ["a", ""]}, r"items\[1\]: expected a token"),

@@ -11,6 +11,7 @@ from scorepool.wire.image import Images, check_images
 from scorepool.wire.quote import quote
 from scorepool.wire.request_fields import (
     FORMS,
+    MAX_SAMPLED_TOP_K,
     MAX_SHOWN_TARGETS,
     MIN_DIVIDING_TEMPERATURE,
     AllowedTokenIds,
@@ -78,7 +79,7 @@ class Generate(Submission, tag="generate", frozen=True, kw_only=True):
     ) = 128
     temperature: Annotated[Temperature, Meta(description="0 is greedy.")] = 1.0
     top_p: TopP = 1.0
-    top_k: Annotated[int, Meta(ge=0, le=1_000_000, description="0 keeps every token.")] = 0
+    top_k: Annotated[int, Meta(ge=0, le=MAX_SAMPLED_TOP_K, description="0 keeps every token.")] = 0
     min_p: MinP = 0.0
     seed: Seed | None = None
     logit_bias: Annotated[LogitBias, Meta(description="Values added to the logits before sampling, by token id.")] = {}

@@ -31,6 +31,7 @@ Text = Annotated[str, Meta(max_length=8_000_000)]
 TargetIds = Annotated[list[TokenId], Meta(max_length=MAX_TARGETS)]
 WHOLE_VOCABULARY = -1  # as a number of top logprobs
 MAX_TOP_K = 1024
+MAX_SAMPLED_TOP_K = 1_000_000  # no vocabulary is larger
 TopLogprobs = Annotated[
     int, Meta(ge=WHOLE_VOCABULARY, le=MAX_TOP_K, description="Most likely tokens to report at each position. -1: all.")
 ]

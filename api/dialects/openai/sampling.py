@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from scorepool import wire
 from scorepool.api.dialects.detokenizer import target_tokens, top_tokens
 from scorepool.api.dialects.priority import PriorityNumber, to_priority
+from scorepool.api.dialects.top_k import SampledTopK, to_top_k
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.wire.columns import LogprobsMode
 from scorepool.wire.generate import check_specprefill, check_speculation
@@ -68,7 +69,7 @@ class SamplingParameters(Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=1_000_000, description="0 and -1 keep every token.")] | None = None
+    top_k: SampledTopK | None = None
     min_p: MinP | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=MAX_SEED)] | None = None
     stop: StopString | StopStrings | None = None
@@ -250,7 +251,7 @@ def sampling_options(params: SamplingParameters) -> SamplingFields:
         speculation_tokens=params.speculation_tokens,
         temperature=1.0 if params.temperature is None else params.temperature,
         top_p=1.0 if params.top_p is None else params.top_p,
-        top_k=max(params.top_k or 0, 0),
+        top_k=to_top_k(params.top_k),
         min_p=params.min_p or 0.0,
         seed=None if params.seed is None else params.seed & MAX_SEED,
         logit_bias=params.logit_bias or {},

@@ -7,7 +7,7 @@ entrypoints/openai/protocol.py (0.5 and later).
 from scorepool.api.dialects.unsupported import ANY
 
 GENERATE: dict[str, object] = {
-    "audio_data": None,
+    "audio_data": [],
     "background": False,
     "bootstrap_host": None,
     "bootstrap_pair_key": None,
@@ -23,7 +23,7 @@ GENERATE: dict[str, object] = {
     "external_trace_header": ANY,
     "extra_key": None,
     "http_worker_ipc": None,
-    "image_data": None,
+    "image_data": [],
     "image_max_dynamic_patch": None,
     "input_embeds": None,
     "log_metrics": ANY,
@@ -33,7 +33,7 @@ GENERATE: dict[str, object] = {
     "min_dynamic_patch": None,
     "mm_data_mooncake": None,
     "mm_hashes": None,
-    "modalities": None,
+    "modalities": [],
     "multi_item_delimiter_indices": None,
     "need_wait_for_mm_inputs": None,
     "no_logs": ANY,
@@ -54,7 +54,7 @@ GENERATE: dict[str, object] = {
     "routing_key": None,
     "session_params": None,
     "use_audio_in_video": False,
-    "video_data": None,
+    "video_data": [],
     "video_max_dynamic_patch": None,
     "sampling_params.custom_params": None,
     "sampling_params.logit_bias": None,

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from scorepool import wire
 from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.forms import Form, FormFields, check_one_form, form_names, given_forms, schema_form
+from scorepool.api.dialects.top_k import SampledTopK, to_top_k
 from scorepool.wire.columns import LogprobsMode
 from scorepool.wire.generate import check_speculation
 from scorepool.wire.request_fields import (
@@ -45,7 +46,7 @@ class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     max_new_tokens: Annotated[NumTokens, Meta(description="null: what fits, at most 4096.")] | None = 128
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=1_000_000)] | None = None
+    top_k: SampledTopK | None = None
     min_p: MinP | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
@@ -234,7 +235,7 @@ def to_requests(body: GenerateRequest, model: str, timeout_s: int) -> Iterator[w
             max_tokens=params.max_new_tokens,
             temperature=1.0 if params.temperature is None else params.temperature,
             top_p=params.top_p or 1.0,
-            top_k=max(params.top_k or 0, 0),
+            top_k=to_top_k(params.top_k),
             min_p=params.min_p or 0.0,
             seed=params.sampling_seed,
             frequency_penalty=params.frequency_penalty or 0.0,

@@ -7,6 +7,7 @@ from msgspec import Meta, Struct
 from scorepool import wire
 from scorepool.api.dialects.openai.messages import MAX_PARTS, ROLES, ChatTool, TextPart
 from scorepool.api.dialects.openai.tokens import OptionalModel
+from scorepool.api.dialects.top_k import SampledTopK, to_top_k
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.wire.request_fields import (
     MinP,
@@ -108,7 +109,7 @@ class InferConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     max_tokens: Annotated[NumTokens, Meta(description="null: what fits, at most 4096.")] | None = None
     temperature: Temperature | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=1_000_000)] | None = None
+    top_k: SampledTopK | None = None
     top_p: TopP | None = None
     min_p: MinP | None = None
     repetition_penalty: RepetitionPenalty | None = None
@@ -164,7 +165,7 @@ def to_request(body: InferBody, prompt: list[int], model: str, timeout_s: int) -
         timeout_s=timeout_s,
         prompt=prompt,
         max_tokens=config.max_tokens,
-        top_k=max(config.top_k or 0, 0),  # -1 keeps every token
+        top_k=to_top_k(config.top_k),
         stop=config.stop or [],
         seed=config.seed,
         skip_special_tokens=True,

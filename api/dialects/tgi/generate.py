@@ -7,6 +7,7 @@ from msgspec import Meta, Struct
 from scorepool import wire
 from scorepool.api.dialects.fields import map_field
 from scorepool.api.dialects.forms import FormFields, schema_form
+from scorepool.api.dialects.top_k import MAX_GIVEN, to_top_k
 from scorepool.api.dialects.truncation import LEFT, truncation_fields
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.wire.request_fields import (
@@ -72,7 +73,7 @@ class TextGenerationParameters(Struct, frozen=True, forbid_unknown_fields=True, 
     seed: Seed | None = None
     stop: StopStrings | None = None
     temperature: Annotated[float, Meta(gt=0, le=100)] | None = None
-    top_k: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    top_k: Annotated[int, Meta(ge=1, le=MAX_GIVEN)] | None = None
     top_n_tokens: Annotated[TopK | None, Meta(description="Most likely tokens beside each generated one.")] = None
     top_p: TopP | None = None
     truncate: (
@@ -152,7 +153,7 @@ def to_request(body: TextGenerationRequest, model: str, timeout_s: int, *, strea
         max_tokens=params.max_new_tokens,
         temperature=(params.temperature or 1.0) if params.samples else 0.0,
         top_p=params.top_p or 1.0,
-        top_k=params.top_k or 0,
+        top_k=to_top_k(params.top_k),
         seed=params.seed,
         frequency_penalty=params.frequency_penalty or 0.0,
         repetition_penalty=params.repetition_penalty or 1.0,

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from msgspec import Meta, Struct
 
 from scorepool import wire
+from scorepool.api.dialects.top_k import SampledTopK, to_top_k
 from scorepool.api.dialects.unsupported import check_supported
 from scorepool.wire.request_fields import (
     MAX_LIST_LENGTH,
@@ -48,7 +49,7 @@ class TinkerSampling(Struct, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] | None = None
     stop: StopString | Annotated[list[StopString | TokenId], Meta(max_length=64)] | None = None
     temperature: Temperature = 1.0
-    top_k: Annotated[int, Meta(ge=-1, le=1_000_000)] = -1
+    top_k: SampledTopK = -1
     top_p: TopP = 1.0
 
 
@@ -157,7 +158,7 @@ def to_request(body: SampleRequest, model: str) -> wire.Generate:
         max_tokens=params.max_tokens,
         temperature=params.temperature,
         top_p=params.top_p,
-        top_k=max(params.top_k, 0),
+        top_k=to_top_k(params.top_k),
         seed=params.seed,
         stop=[stop for stop in stops if isinstance(stop, str)],
         stop_token_ids=[stop for stop in stops if isinstance(stop, int)],

@@ -37,6 +37,7 @@ BOTH: list[dict[str, Any]] = [
     {"n": 1, "seed": None, "stop": None, "user": "me", "logit_bias": {}, "stream": False},
     {"temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0},
     {"stop": []},
+    {"top_k": 2**31 - 1},
     {"stream": True, "stream_options": {"include_usage": False, "include_obfuscation": False}},
     {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": False}},
     {"top_k": -1, "min_p": 0, "repetition_penalty": 1, "length_penalty": 1, "min_tokens": 0, "stop_token_ids": []},

@@ -58,7 +58,7 @@ def echoed_bytes(sequence: SequenceResult, prompt: str | None) -> list[bytes]:
     if sequence.bos_added:
         tokens[0] = b""
     first = int(sequence.bos_added)
-    if first < len(tokens) and tokens[first].startswith(b" ") and not prompt.startswith(" "):
+    if first < sequence.num_reported_prompt_tokens and tokens[first].startswith(b" ") and not prompt.startswith(" "):
         tokens[first] = tokens[first][1:]
     return tokens
 

@@ -124,6 +124,8 @@ def test_an_echoed_text_equals_the_prompt():
     assert echoed_bytes(prompt(b"<s>", b" Hi", b" you", bos=True), "Hi you") == [b"", b"Hi", b" you"]
     assert echoed_bytes(prompt(b" Hi", bos=False), " Hi") == [b" Hi"]
     assert echoed_bytes(prompt(b"<s>", b" Hi", bos=False), None) == [b"<s>", b" Hi"]
+    generated = replace(prompt(b"<s>", b" Hi", bos=True), num_reported_prompt_tokens=1)
+    assert echoed_bytes(generated, "") == [b"", b" Hi"]
 
 
 def test_contents_end_with_the_text():

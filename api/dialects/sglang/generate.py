@@ -37,7 +37,9 @@ from scorepool.wire.request_fields import (
     TopP,
 )
 
+DEFAULT_STREAMED_TOKENS = 4096  # at most, of an output without `max_new_tokens`
 MAX_STREAMED_TOKENS = 4096  # of an output whose logprobs are streamed, with one logprob for each
+MAX_STREAMED_TOKENS_ALONE = 32_768  # of an output that is streamed without logprobs
 
 
 class SamplingParams(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -161,16 +163,18 @@ class GenerateRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def _check_stream(self) -> None:
         """Check that a stream is not too large: each of its events repeats those before it; raise ValueError."""
-        if not self.stream or not self.return_logprob:
+        if not self.stream:
             return
-        num_entries = 1 + (self.top_logprobs_num or 0) + max(map(len, self.targets))
+        most, what, num_entries = MAX_STREAMED_TOKENS_ALONE, "the output", self.params.num_choices
+        if self.return_logprob:
+            num_of_token = 1 + (self.top_logprobs_num or 0) + max(map(len, self.targets))
+            most, what, num_entries = MAX_STREAMED_TOKENS, "all logprobs", num_entries * num_of_token
         asked = self.params.max_new_tokens
-        num_tokens = MAX_STREAMED_TOKENS if asked is None else asked
-        if num_tokens**2 * num_entries > MAX_STREAMED_TOKENS**2:
-            most = int((MAX_STREAMED_TOKENS**2 / num_entries) ** 0.5)
+        num_tokens = DEFAULT_STREAMED_TOKENS if asked is None else asked
+        if num_tokens**2 * num_entries > most**2:
             raise ValueError(
-                f"`stream` with `return_logprob` repeats all logprobs in every event: with {num_entries} a token "
-                f"`max_new_tokens` can be at most {most}"
+                f"`stream` repeats {what} in every event: with {num_entries} a token of all `n` outputs "
+                f"`max_new_tokens` can be at most {int((most**2 / num_entries) ** 0.5)}"
             )
 
     @property

@@ -146,6 +146,13 @@ def test_an_error_names_the_field_of_the_body(ask: Ask):
             },
             "at most 1024",
         ),
+        ("/generate", {"stream": True, "sampling_params": {"max_new_tokens": 32_769}}, "at most 32768"),
+        ("/generate", {"stream": True, "sampling_params": {"max_new_tokens": 16_385, "n": 4}}, "at most 16384"),
+        (
+            "/generate",
+            {"stream": True, "return_logprob": True, "sampling_params": {"max_new_tokens": 2049, "n": 4}},
+            "at most 2048",
+        ),
         ("/generate", {"token_ids_logprob": [1]}, "token_ids_logprob"),
         ("/generate", {"lora_path": "a"}, "lora_path"),
         ("/generate", {"logprob_start_len": 5, "return_logprob": True}, "logprob_start_len: expected below"),

@@ -9,6 +9,7 @@ import gc
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from scorepool.engine.adapter_table import AdapterTable
 from scorepool.engine.errors import EngineError, LoadError, ReloadError, UnknownAdapter, WeightsReplaced, as_load_error
 from scorepool.engine.group import Group, WeightsSwitch
 from scorepool.engine.model_info import ModelInfo
-from scorepool.engine.runner import Runner
+from scorepool.engine.runner import BackgroundJob, Runner
 from scorepool.engine.scheduling.kv_budget import KVBudget
 from scorepool.engine.scheduling.prefill_pace import PrefillPace
 from scorepool.engine.scheduling.prefix_cache import PrefixCache
@@ -63,7 +64,8 @@ class EngineCore:
         self._selection = PromptSelection(lambda: self.runner.prompt_scorer)
         self._has_selected = False  # since the last step was read
         self._launched: InFlightStep | None = None
-        self._background: Future[Any] | None = None  # gives a handle of the runner
+        self._background: BackgroundJob | None = None
+        self.starts_background = True  # False while something waits for it to end
         self._read_at = 0.0  # time.monotonic() when the last step was read
         self.stats = EngineStats()
 
@@ -138,7 +140,7 @@ class EngineCore:
         moment if there is nothing to compute.
         """
         if self.scheduler.awaits_commit:
-            self.drain()
+            self._drain_steps()
         began_at = time.monotonic()
         output = self.scheduler.schedule(self._launched is None, self._background_state)
         previous, self._launched = self._launched, self._launch(output, began_at)
@@ -306,9 +308,12 @@ class EngineCore:
 
     def drain(self) -> None:
         """Commit the launched step and what is computed in the background, so that nothing is in flight."""
+        self._drain_steps()
+        self._commit_background(waits=True)
+
+    def _drain_steps(self) -> None:
         previous, self._launched = self._launched, None
         self._commit(previous)
-        self._commit_background(waits=True)
 
     def _new_speculator(self) -> Speculator | None:
         if self._settings.speculation == "off" or not self.runner.can_speculate:
@@ -334,8 +339,13 @@ class EngineCore:
         return InFlightStep(output, launched, began_at, time.monotonic())
 
     @property
+    def is_background_busy(self) -> bool:
+        """True if something is computed in the background."""
+        return self._background is not None and not self._background.done()
+
+    @property
     def _background_state(self) -> Background:
-        if self._background is not None:
+        if self._background is not None or not self.starts_background:
             return "busy"
         # Slow steps are products of matrices, which have no core to spare.
         return "free" if self.runner.has_background and self.scheduler.pace.decodes_fast else "none"
@@ -350,7 +360,8 @@ class EngineCore:
     def drop_background(self) -> None:
         """Wait until nothing is computed in the background, and drop what was."""
         if self._background is not None:
-            self._background.exception()
+            with suppress(BaseException):  # what has ended the engine already is known
+                self._background.result()
             self._background = None
 
     def _wait_for_paused(self) -> None:

@@ -267,8 +267,12 @@ class Engine:
         return bool(core.has_work or may_begin or self._may_apply(core) or self._has_canceled or self._ended)
 
     def _may_apply(self, core: EngineCore) -> bool:
-        """True if there is a control message, and memory for the weights if it needs them."""
-        if not self._control_calls:
+        """True if there is a control message, and memory for the weights if it needs them.
+
+        Rows decode on until the background has ended, and nothing new begins there.
+        """
+        core.starts_background = not self._control_calls
+        if core.starts_background or core.is_background_busy:
             return False
         needs_weights = isinstance(self._control_calls[0].message, NEED_WEIGHTS)
         return core.is_loaded or not needs_weights or not self.has_to_wait

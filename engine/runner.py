@@ -1,6 +1,5 @@
 """What the engine's core asks of a loaded model. model/runner.py is one that runs on MLX."""
 
-from concurrent.futures import Future
 from typing import Any, Protocol
 
 from scorepool.engine.adapter import Adapter
@@ -12,6 +11,16 @@ from scorepool.engine.scheduling.slice import SchedulerOutput, Slice, SliceResul
 from scorepool.engine.sequence import Sequence
 from scorepool.engine.text.chat.codec import ChatCodec
 from scorepool.engine.text.tokenizer import Tokenizer
+
+
+class BackgroundJob(Protocol):
+    """What a runner computes beside the steps."""
+
+    def done(self) -> bool:
+        """Return True if it is computed, and no thread works on it any more."""
+
+    def result(self) -> Any:
+        """Wait for it, and return its handle for `Runner.read`. Raises what it raised."""
 
 
 class Runner(Protocol):
@@ -42,8 +51,8 @@ class Runner(Protocol):
     def launch(self, output: SchedulerOutput) -> tuple[Any, list[Sequence]]:
         """Start one step. Return its handle for `read`, and the sequences that it pauses: see Scheduler."""
 
-    def launch_background(self, forwards: list[list[Slice]]) -> "Future[Any]":
-        """Start forward passes of slices that need no cache, beside the next steps. Gives their handle for `read`."""
+    def launch_background(self, forwards: list[list[Slice]]) -> "BackgroundJob":
+        """Start forward passes of slices that need no cache, beside the next steps."""
 
     def max_proposed(self, position: int) -> int:
         """Return how many proposed tokens after the token at `position` a step can verify."""

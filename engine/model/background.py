@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import mlx.core as mx
 
@@ -32,11 +32,22 @@ _TOLERANCE = 1e-3  # of hidden states, over the largest
 Result = TypeVar("Result")
 
 
-def run(work: Callable[[], Result]) -> "Future[Result]":
-    """Call `work` on a thread of its own; see mlx_thread.py. Arrays that it reads must be computed."""
-    future: Future[Result] = Future()
-    mlx_thread.start(partial(_resolve, future, work))
-    return future
+class Job(Generic[Result]):
+    """Work on a thread of its own; see mlx_thread.py. Arrays that it reads must be computed."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        """Start it."""
+        self._future: Future[Result] = Future()
+        self._returned = mlx_thread.start(partial(_resolve, self._future, work))
+
+    def done(self) -> bool:
+        """Return True if the thread has returned: it frees nothing later, when the process may end."""
+        return self._returned.is_set()
+
+    def result(self) -> Result:
+        """Wait for the thread. Return what the work returned, or raise what it raised."""
+        self._returned.wait()
+        return self._future.result()
 
 
 def suits(model: Any, split: BackboneAndHead) -> bool:
@@ -61,7 +72,7 @@ def _find_fault(model: Any, split: BackboneAndHead) -> str | None:
     expected = _hidden(split, token_ids)
     if any(value is not kept.get(place) for place, value in _contents(model).items()):
         return "a forward pass changes the model"
-    found = run(partial(_hidden, split, token_ids)).result()
+    found = Job(partial(_hidden, split, token_ids)).result()
     is_near = mx.abs(found - expected).max() <= _TOLERANCE * (1 + mx.abs(expected).max())
     return None if is_near.item() else "another thread computes other numbers"
 

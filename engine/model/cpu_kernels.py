@@ -205,7 +205,8 @@ class RotaryTable:
         self._module = module
         self._max_positions = min(max_positions, _MAX_TABLE_FLOATS // module.dims)
         self._reaches_all = self._max_positions == max_positions
-        self._cos = self._sin = mx.zeros((0, module.dims))
+        nothing = mx.zeros((0, module.dims))
+        self._table = nothing, nothing  # cosines and sines, replaced together: several threads read them
 
     def rotate(self, x: mx.array, offset: int | mx.array) -> mx.array | None:
         """Rotate x [rows, heads, length, dims], or return None if the table does not hold all positions."""
@@ -222,34 +223,39 @@ class RotaryTable:
         if isinstance(offset, int):
             if offset < 0 or offset + length > self._max_positions:
                 return None
-            self._grow(offset + length)
-            return self._cos[offset : offset + length], self._sin[offset : offset + length]
+            cos, sin = self._grown(offset + length)
+            return cos[offset : offset + length], sin[offset : offset + length]
         if not self._reaches_all or offset.ndim != 1:
             return None
-        self._grow(self._max_positions)  # the device knows the positions, not the host
+        cos, sin = self._grown(self._max_positions)  # the device knows the positions, not the host
         last = self._max_positions - 1  # padding may be beyond, and what lies there must not be read
         if length == 1:
             derived = offset.derived if isinstance(offset, StepOffsets) else {}
             if self not in derived:
                 positions = mx.minimum(offset, last)[:, None, None]
-                derived[self] = self._cos[positions], self._sin[positions]
+                derived[self] = cos[positions], sin[positions]
             found: tuple[mx.array, mx.array] = derived[self]
             return found
         positions = mx.minimum(offset[:, None] + mx.arange(length), last)
-        return self._cos[positions[:, None]], self._sin[positions[:, None]]
+        return cos[positions[:, None]], sin[positions[:, None]]
 
-    def _grow(self, num_positions: int) -> None:
-        """Have the module rotate a vector of ones and zeros at each position, so that values are its own."""
-        if num_positions <= self._cos.shape[0]:
-            return
+    def _grown(self, num_positions: int) -> tuple[mx.array, mx.array]:
+        """Return cosines and sines of so many positions, or of more.
+
+        The module rotates a vector of ones and zeros at each position, so that values are its own.
+        """
+        if num_positions <= self._table[0].shape[0]:
+            return self._table
         size = min(max(_FIRST_POSITIONS, 2 * num_positions), self._max_positions)
         half = self._module.dims // 2
         ones = (mx.arange(2 * half) < half).astype(mx.float32)
         rotated = self._rotate(self._module, mx.broadcast_to(ones, (1, 1, size, 2 * half)), offset=0)[0, 0]
         cos, sin = rotated[:, :half], rotated[:, half:]
-        cos, sin = mx.concatenate([cos, cos], axis=-1), mx.concatenate([-sin, sin], axis=-1)
-        mx.eval(cos, sin)  # another thread can read them only if they are computed
-        self._cos, self._sin = cos, sin
+        table = mx.concatenate([cos, cos], axis=-1), mx.concatenate([-sin, sin], axis=-1)
+        mx.eval(table)  # another thread can read them only if they are computed
+        if size > self._table[0].shape[0]:  # no other thread was faster
+            self._table = table
+        return table
 
 
 def _install_tables(model: Any, max_positions: int) -> None:

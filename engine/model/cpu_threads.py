@@ -61,7 +61,8 @@ def for_each(compute: Callable[[Part], object], parts: Sequence[Part]) -> None:
         helping = [helpers.submit(compute_waiting) for _ in range(min(len(parts), most) - 1)]
         compute_waiting()
         for future in helping:
-            future.result()
+            if not future.cancel():  # it has begun: helpers may be busy with another thread's parts
+                future.result()
 
 
 def _take_control(controller: ThreadpoolController) -> None:

@@ -7,7 +7,6 @@ slices ──batch──► hidden rows ──head──► logits [chunk of row
 token goes from step to step on the device.
 """
 
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -142,9 +141,9 @@ class ModelRunner:
         """True if two threads may call the model. Layers with adapters are told from outside which rows have which."""
         return self._has_background and not self.adapter_bytes
 
-    def launch_background(self, forwards: list[list[Slice]]) -> "Future[LaunchedStep]":
+    def launch_background(self, forwards: list[list[Slice]]) -> "background.Job[LaunchedStep]":
         """Start forward passes of prompts that are only scored, on another thread; see background.py."""
-        return background.run(partial(self._score, forwards))
+        return background.Job(partial(self._score, forwards))
 
     def _score(self, forwards: list[list[Slice]]) -> LaunchedStep:
         """Compute forward passes and what is reported of their tokens, with one thread a product of matrices."""

@@ -36,6 +36,7 @@ from scorepool.engine.scheduling.waiting import WaitingSequences
 from scorepool.engine.sequence import Sequence
 
 SHARE_IN_BACKGROUND = 4  # of a step's tokens: what is computed in the background at a time
+MAX_LEFT = 256  # waiting sequences that steps leave to the background, or it to them, until no more are looked at
 SHARE_BESIDE_DECODING = 8  # of a step's tokens: what it prefills beside decoding sequences before steps were measured
 
 Background = Literal["none", "busy", "free"]
@@ -128,7 +129,9 @@ class Scheduler:
         beside: list[list[Slice]] = []
         if decode and background == "free":
             beside = pack_forwards([], [], self._schedule_background())
-        prefill = self._schedule_prefill(num_decode_tokens, has_background=bool(decode) and background != "none")
+        prefill = self._schedule_prefill(
+            num_decode_tokens, leaves_some=bool(beside) or (bool(decode) and background == "busy")
+        )
         forwards = pack_forwards(decode, resumed, prefill)
         self._is_decode_unread = bool(decode)
         for slice_ in resumed:
@@ -201,10 +204,10 @@ class Scheduler:
         cache = self.prefix_cache
         return cache is None or (not cache.num_to_load(sequence) and cache.match(sequence) == (None, []))
 
-    def _schedule_prefill(self, num_decode_tokens: int, has_background: bool = False) -> list[Slice]:
+    def _schedule_prefill(self, num_decode_tokens: int, leaves_some: bool = False) -> list[Slice]:
         """Choose the prefills of the next step; a chunked one that is half way gets at least half of the tokens.
 
-        With `has_background`, those that suit it are left to it.
+        `leaves_some` leaves those that suit it to the background, which computes now.
         """
         if not self.waiting and self.chunked_prefill is None:
             return []
@@ -224,7 +227,7 @@ class Scheduler:
             may_chunk=chunked is None,
             has_several_shares=self.waiting.has_several_shares,
         )
-        suits = (lambda sequence: not self._suits_background(sequence)) if has_background else None
+        suits = (lambda sequence: not self._suits_background(sequence)) if leaves_some else None
         slices = self._admit(policy, budget, suits)
         if chunked:
             slices.append(chunked.first(max(1, budget - sum(slice_.num_tokens for slice_ in slices))))
@@ -241,12 +244,12 @@ class Scheduler:
         compute. Others wait.
         """
         admitted: list[Slice] = []
-        num_loaded = 0
+        num_loaded = num_left = 0
         for sequence in self.waiting:
-            if policy.is_exhausted:
+            if policy.is_exhausted or num_left > MAX_LEFT:
                 break
             if suits is not None and not suits(sequence):
-                policy.pass_over()
+                num_left += 1
                 continue
             if sequence.sampling and not policy.has_room(sequence):
                 continue

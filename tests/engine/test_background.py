@@ -24,13 +24,13 @@ FAMILIES = ["llama", "gemma3", "qwen3_moe", "granitehybrid", "demo"]  # sliding 
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The threads on which the background ran. It is used on any number of cores."""
     names: list[str] = []
-    run = background.run
+    job = background.Job
 
     def noting(work: Callable[[], Any]) -> Any:
         names.append(threading.current_thread().name)
-        return run(work)
+        return job(work)
 
-    monkeypatch.setattr(background, "run", noting)
+    monkeypatch.setattr(background, "Job", noting)
     monkeypatch.setattr(background, "_is_gain", lambda: True)
     return names
 
@@ -102,7 +102,11 @@ def test_rows_are_computed_in_steps_while_an_adapter_is_loaded(
         with Decoding(engine):
             for _ in range(10):
                 engine.add([scored(Random(1), 20)]).result(120)
-        assert len(runs) == num_before
+            assert len(runs) == num_before
+            engine.unload_adapter("a").result(60)
+            for _ in range(30):
+                engine.add([scored(Random(1), 20)]).result(120)
+        assert len(runs) > num_before
     finally:
         engine.close()
 
@@ -160,7 +164,7 @@ def test_a_model_that_fails_on_another_thread_has_no_background(runs: list[str],
     def fails(work: Callable[[], Any]) -> Any:
         raise RuntimeError("There is no Stream(cpu, 0) in current thread.")
 
-    monkeypatch.setattr(background, "run", fails)
+    monkeypatch.setattr(background, "Job", fails)
     assert not suits(Layer())
 
 

@@ -25,6 +25,7 @@ from scorepool.engine import (
 )
 from scorepool.engine.engine_loop import EngineLoop, Turns
 from scorepool.engine.scheduling.prefill_pace import MIN_TOKENS
+from scorepool.engine.scheduling.scheduler import Scheduler
 from scorepool.engine.scheduling.slice import SchedulerOutput, Slice, SliceResult
 
 MODEL_INFO = ModelInfo(
@@ -341,7 +342,7 @@ class BackgroundRunner(FakeRunner):
 def beside() -> Iterator[tuple[Engine, BackgroundRunner, Sequence]]:
     """An engine with a background, and a sequence that decodes until it is canceled."""
     runner = BackgroundRunner()
-    engine = Engine(EngineSettings(model="fake"), lambda settings: runner)
+    engine = Engine(EngineSettings(model="fake", prefill_ms=60_000), lambda settings: runner)
     runner.model_info = engine.model_info = replace(MODEL_INFO, context_length=10**9, max_cached_tokens=10**9)
     row = generating(10**8)
     engine.add([row])
@@ -414,7 +415,7 @@ def test_a_fault_in_the_background_ends_the_engine(beside: tuple[Engine, Backgro
 
 def test_the_background_is_waited_for_when_nothing_decodes_any_more():
     runner = BackgroundRunner()
-    engine = Engine(EngineSettings(model="fake"), lambda settings: runner)
+    engine = Engine(EngineSettings(model="fake", prefill_ms=60_000), lambda settings: runner)
     runner.model_info = engine.model_info = replace(MODEL_INFO, context_length=10**9, max_cached_tokens=10**9)
     decoding = engine.add([generating(10**8)])
     try:
@@ -424,20 +425,29 @@ def test_the_background_is_waited_for_when_nothing_decodes_any_more():
         assert runner.is_given.wait(30)
         engine.cancel(decoding)
         threading.Timer(0.3, runner.compute).start()
+        num_steps = engine.stats.steps
         assert len(future.result(30)) == 1
+        assert engine.stats.steps <= num_steps + 100  # it slept
     finally:
         engine.close()
 
 
-def test_a_control_message_waits_for_the_background(beside: tuple[Engine, BackgroundRunner, Sequence]):
-    engine, runner, _ = beside
+def test_a_control_message_waits_for_the_background_while_rows_decode(
+    beside: tuple[Engine, BackgroundRunner, Sequence],
+):
+    engine, runner, row = beside
     future = engine.add([scored(1)])
     assert runner.is_given.wait(30)
     message = engine.clear_prefix_cache()
-    assert not wait([message], 0.2).done
+    later = engine.add([scored(2)])
+    assert grows(row)
+    assert not message.done()
     runner.compute()
     message.result(30)
     assert len(future.result(30)) == 1
+    assert runner.is_given.wait(30)
+    runner.compute()
+    assert len(later.result(30)) == 1
 
 
 def test_an_engine_that_is_closed_waits_for_the_background(beside: tuple[Engine, BackgroundRunner, Sequence]):
@@ -472,3 +482,16 @@ def test_a_fault_while_other_weights_begin_to_serve_ends_the_groups_that_wait_fo
     for future in (waiting, switched):
         with pytest.raises(EngineDeadError, match="a bug"):
             future.result(30)
+
+
+def test_steps_that_verify_proposals_do_not_wait_for_the_background(
+    beside: tuple[Engine, BackgroundRunner, Sequence], monkeypatch: pytest.MonkeyPatch
+):
+    engine, runner, row = beside
+    future = engine.add([scored(1)])
+    assert runner.is_given.wait(30)
+    monkeypatch.setattr(Scheduler, "awaits_commit", True)
+    assert grows(row)
+    assert not future.done()
+    runner.compute()
+    assert len(future.result(30)) == 1

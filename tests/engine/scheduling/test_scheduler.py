@@ -518,3 +518,21 @@ def test_no_prefix_is_computed_for_sequences_that_cannot_begin():
     while scheduler.has_work:
         scheduler.schedule()
     assert all(sequence.num_computed == sequence.num_prefill for sequence in waiting)
+
+
+@pytest.mark.parametrize("num_waiting", [65, 500])
+def test_a_scored_sequence_begins_behind_many_that_wait_for_a_row(num_waiting: int):
+    scheduler = scheduler_of([generating(3, max_tokens=10**6), generating(3, max_tokens=10**6)], 400, max_running=2)
+    scheduler.schedule()
+    last = scored(20)
+    scheduler.add([*(generating(3) for _ in range(num_waiting)), last])
+    for _ in range(3):
+        scheduler.schedule(background="free")
+    assert last.num_computed == last.num_prefill
+
+
+def test_a_prompt_begins_behind_a_hundred_that_the_background_computes():
+    prompt = generating(3)
+    scheduler = beside_decoding(*(scored(30) for _ in range(100)), prompt)
+    scheduler.schedule(background="busy")
+    assert prompt.num_computed == 3

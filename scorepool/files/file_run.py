@@ -103,7 +103,7 @@ def run_file(place: Place, make_plan: Callable[[Values, str], Plan]) -> Summary:
         first, rows = first_row(source)
         plan = make_plan(first, source.name)
         check_texts(source, plan.text_columns)
-        check_new_columns(first, plan.new_columns, source.name)
+        check_new_columns(first, plan.new_columns, source.name, has_prefix="--prefix" in plan.command)
 
         async def work() -> Summary:
             models = await choose_models(place.url, place.api_key, place.models)

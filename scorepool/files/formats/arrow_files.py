@@ -45,12 +45,20 @@ def read_arrow(file: BinaryIO, name: str) -> tuple[Iterator[Row], Any]:
             reader = pa.ipc.open_file(file)
             schema = reader.schema
             batches = (reader.get_batch(index) for index in range(reader.num_record_batches))
-            num_rows = sum(reader.get_batch(index).num_rows for index in range(reader.num_record_batches))
-            scale = file.seek(0, os.SEEK_END) / max(1, num_rows)
+            num_rows = _num_rows(reader)
+            scale = file.seek(0, os.SEEK_END) / num_rows if num_rows else 0.0
     except (pa.ArrowException, OSError) as error:
         raise BadInput(f"{name} is not an Arrow file, or it was cut: {_first_line(error)}") from None
     _check_columns(schema, name)
     return _rows(batches, name, scale), schema
+
+
+def _num_rows(reader: Any) -> int:
+    """Return how many rows an Arrow file has, 0 if that is not known because it is damaged."""
+    try:
+        return sum(reader.get_batch(index).num_rows for index in range(reader.num_record_batches))
+    except (pa.ArrowException, OSError):
+        return 0
 
 
 def _check_columns(schema: Any, name: str) -> None:

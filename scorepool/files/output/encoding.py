@@ -21,4 +21,4 @@ def _fault_of(done: Done) -> str:
     if done.columns is None:
         return done.reason
     doubled = (done.row.values or {}).keys() & done.columns.keys()
-    return f"the row has a column {min(doubled)!r}, as the output: give --prefix for the new ones" if doubled else ""
+    return f"the row has a column {min(doubled)!r}, as the output: rename it" if doubled else ""

@@ -130,7 +130,8 @@ def check_has_columns(first: Values, name: str, columns: Mapping[str, str | None
             )
 
 
-def check_new_columns(first: Values, new: tuple[str, ...], name: str) -> None:
-    """Check that no new column is in the file. Raises BadInput."""
+def check_new_columns(first: Values, new: tuple[str, ...], name: str, *, has_prefix: bool) -> None:
+    """Check that no new column is in the file. Raises BadInput. `has_prefix`: the command has the option --prefix."""
     if doubled := [column for column in new if column in first]:
-        raise BadInput(f"{name} has a column {doubled[0]!r}, as the output would: give --prefix for the new columns")
+        remedy = "give --prefix for the new columns" if has_prefix else "rename it"
+        raise BadInput(f"{name} has a column {doubled[0]!r}, as the output would: {remedy}")

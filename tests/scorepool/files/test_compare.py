@@ -76,6 +76,13 @@ def test_more_top_logprobs_than_any_request_has_are_refused(tmp_path: Path):
         scorepool.compare_file(path, tmp_path / "out.jsonl", models=["a", "b"], top_logprobs=10**20)
 
 
+def test_a_column_that_the_output_has_is_to_be_renamed(two_models_url: str, tmp_path: Path):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "a", "demo_perplexity": 1}\n')
+    with pytest.raises(scorepool.FileError, match="a column 'demo_perplexity', as the output would: rename it"):
+        scorepool.compare_file(path, tmp_path / "out.jsonl", models=["demo", "tiny"], url=two_models_url)
+
+
 def test_differences_are_null_where_the_models_do_not_score_the_same():
     score = {"logprob_sum": -3.0, "logprob_per_token": -1.5, "bits_per_byte": 1.0}
     first = {"logprob_sum": -4.0, "logprob_per_token": -2.0, "bits_per_byte": 1.5}

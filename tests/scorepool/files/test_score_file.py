@@ -309,7 +309,7 @@ def test_no_value_of_a_row_is_replaced_by_a_new_column_of_the_same_name(url: str
     path.write_text('{"text": "import os"}\n{"text": "import os", "perplexity": 7}\n')
     assert scorepool.score_file(path, out, url=url).num_failed == 1
     [error] = read_rows(tmp_path / "out.jsonl.errors.jsonl")
-    assert error["reason"] == "the row has a column 'perplexity', as the output: give --prefix for the new ones"
+    assert error["reason"] == "the row has a column 'perplexity', as the output: rename it"
     assert error["input"] == {"text": "import os", "perplexity": 7}
 
 

@@ -238,12 +238,18 @@ def test_the_errors_hold_the_beginning_of_a_long_row(tmp_path: Path):
     assert "input" not in unreadable
 
 
-def test_a_columnar_file_that_is_damaged_in_the_middle_is_read_up_to_there(tmp_path: Path):
+@pytest.mark.parametrize("make_writer", [pa.ipc.new_stream, pa.ipc.new_file])
+def test_a_columnar_file_that_is_damaged_in_the_middle_is_read_up_to_there(tmp_path: Path, make_writer: Any):
     table = pa.table({"a": range(2000)})
-    with pa.OSFile(str(tmp_path / "in.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+    with pa.OSFile(str(tmp_path / "in.arrow"), "wb") as file, make_writer(file, table.schema) as writer:
         writer.write_table(table, 1000)
     data = (tmp_path / "in.arrow").read_bytes()
-    (tmp_path / "in.arrow").write_bytes(data[: len(data) * 3 // 4])
+    if make_writer is pa.ipc.new_stream:
+        data = data[: len(data) * 3 // 4]
+    else:
+        second = data.rindex(b"\xff\xff\xff\xff", 0, len(data) * 3 // 4)  # the first bytes of the second batch
+        data = data[:second] + b"\x7f" * 64 + data[second + 64 :]
+    (tmp_path / "in.arrow").write_bytes(data)
     with open_source(str(tmp_path / "in.arrow"), None) as source:
         *rows, last = source.rows
     assert [row.values for row in rows] == table.to_pylist()[:1000]

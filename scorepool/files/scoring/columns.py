@@ -57,6 +57,11 @@ class ScoreColumns:
             raise ValueError("token ids have nothing before them: expected a prompt of at least one token id")
         return wire.ScoreItem(prompt=prompt, completion=completion)
 
+    def whole_text(self, values: Values) -> str | None:
+        """Return the text that is scored, None if a prompt comes before it or it is token ids. Raises ValueError."""
+        item = self.item(values)
+        return None if item.prompt or not isinstance(item.completion, str) else item.completion
+
 
 @dataclass(frozen=True, slots=True)
 class PromptColumn:

@@ -37,7 +37,7 @@ class CompareTask:
         for item in list(items.values()):
             if item.base is not None:
                 items.setdefault(first, ModelItem(item.base))
-        columns = self._comparison.columns(items)
+        columns = self._comparison.columns(row.readable_values(), items)
         return Done(
             row,
             columns,

@@ -74,11 +74,12 @@ class Comparison:
     def items(self, values: Values) -> list[wire.ScoreItem]:
         return self._scoring.items(values)
 
-    def columns(self, items: Mapping[str, ModelItem]) -> Values:
+    def columns(self, values: Values, items: Mapping[str, ModelItem]) -> Values:
         """Return the new columns of a row, of what was found under each model."""
-        scores = {model: score_columns(items[model].own, self.with_tokens) for model in self.models}
+        text = self.source.whole_text(values)
+        scores = {model: score_columns(items[model].own, self.with_tokens, text) for model in self.models}
         found = {f"{model}_{name}": value for model, score in scores.items() for name, value in score.items()}
-        tokens = {model: [each for _, each in scored(items[model].own)] for model in self.models}
+        tokens = {model: [each for _, each in scored(items[model].own, text)] for model in self.models}
         first = self.models[0]
         for model in self.models[1:]:
             own = differences(scores[model], scores[first], tokens[model], tokens[first])

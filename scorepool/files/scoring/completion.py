@@ -39,5 +39,4 @@ class CompletionScoring:
         return [self.source.item(values)]
 
     def columns(self, values: Values, sequences: Sequence[wire.SequenceResult]) -> Values:
-        del values
-        return score_columns(sequences[0], self.with_tokens)
+        return score_columns(sequences[0], self.with_tokens, self.source.whole_text(values))

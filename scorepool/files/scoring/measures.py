@@ -23,12 +23,13 @@ RANKS = "ranks"
 BITS_PER_NAT = 1 / math.log(2)
 
 
-def score_columns(sequence: wire.SequenceResult, with_tokens: bool) -> Values:
+def score_columns(sequence: wire.SequenceResult, with_tokens: bool, text: str | None = None) -> Values:
     """Return SCORE_COLUMNS of the completion, and its per-token columns if they are asked for.
 
-    Logprobs are natural; bits_per_byte is base 2. Bytes are those of the tokens that were scored.
+    Logprobs are natural; bits_per_byte is base 2. Bytes are those of the tokens that were scored. `text` is as in
+    `scored`.
     """
-    pairs = scored(sequence)
+    pairs = scored(sequence, text)
     logprobs, num_bytes = [logprob for logprob, _ in pairs], sum(len(each) for _, each in pairs)
     logprob_sum = math.fsum(logprobs)
     ranks = _of_completion(sequence.ranks, sequence)
@@ -58,13 +59,16 @@ def generate_columns(sequence: wire.SequenceResult, with_tokens: bool) -> Values
     return ordered | (_token_columns(sequence) if with_tokens else {})
 
 
-def scored(sequence: wire.SequenceResult) -> list[tuple[float, bytes]]:
+def scored(sequence: wire.SequenceResult, text: str | None = None) -> list[tuple[float, bytes]]:
     """Return the logprob and the bytes of each of the completion's tokens that has a logprob.
 
-    The first token of a text has none if the model's texts begin without BOS.
+    The first token of a text has none if the model's texts begin without BOS. `text` is that of the completion if
+    nothing but BOS comes before it: the space that sentencepiece puts before a text is none of its bytes.
     """
     logprobs = _of_completion(sequence.logprobs, sequence)
     token_bytes = _of_completion(sequence.token_bytes, sequence)
+    if text is not None and token_bytes and token_bytes[0].startswith(b" ") and not text.startswith(" "):
+        token_bytes[0] = token_bytes[0][1:]
     return [pair for pair in zip(logprobs, token_bytes, strict=True) if not math.isnan(pair[0])]
 
 

@@ -31,6 +31,7 @@ DOCUMENT_COLUMNS = (
     "bits_per_byte",
 )
 _TOKEN_IDS = "token_ids"  # noqa: S105
+_TEXT = "text"  # None: the first token that is scored does not begin it
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,11 @@ class WindowScoring:
         ]
 
     def columns(self, values: Values, sequences: Sequence[wire.SequenceResult]) -> Values:
-        del values
-        pairs = [pair for sequence in sequences for pair in scored(sequence)]
+        pairs = [
+            pair
+            for index, sequence in enumerate(sequences)
+            for pair in scored(sequence, None if index else values[_TEXT])
+        ]
         if not pairs:
             raise ValueError("the document has no token after its first, which has no logprob")
         logprob_sum = math.fsum(logprob for logprob, _ in pairs)
@@ -153,7 +157,8 @@ class DocumentTask:
             result = await run_job(self._client, request, f"{self._run_id}-tokens-{row.number}", done)
         except (ValueError, RowFault) as error:
             return replace(row, values=None, reason=str(error))
-        return replace(row, values={_TOKEN_IDS: result.sequences[0].token_ids})
+        sequence = result.sequences[0]
+        return replace(row, values={_TOKEN_IDS: sequence.token_ids, _TEXT: text if sequence.bos_added else None})
 
     def _drop(self, row: Row) -> Row:
         if row.values is None:

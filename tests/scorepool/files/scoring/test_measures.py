@@ -14,7 +14,9 @@ from scorepool.files.formats.sinks import JsonlSink
 from scorepool.files.output.journal import JournaledOutput
 from scorepool.files.output.means import Mean
 from scorepool.files.rows import Done, Row
+from scorepool.files.scoring.columns import ScoreColumns
 from scorepool.files.scoring.measures import score_columns
+from scorepool.files.scoring.windows import WindowScoring
 
 if TYPE_CHECKING:
     from tests.tiny_models import TinyModels
@@ -39,6 +41,19 @@ def test_bits_are_per_byte_of_utf8_also_where_tokens_divide_characters():
     assert columns["perplexity"] == pytest.approx(exp(1.75 / 3), rel=1e-12)
     assert columns["tokens"] == ["a", "\ufffd", "\ufffd\ufffd"]
     assert columns["is_greedy"] is True
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"), [("the dog", 7), (" the dog", 8), (None, 8)], ids=["text", "space", "prompt"]
+)
+def test_the_space_that_sentencepiece_puts_before_a_text_is_no_byte_of_it(text: str | None, num_bytes: int):
+    given = sequence([-1.0, -0.5], [b" the", b" dog"], [1, 1])
+    columns = score_columns(given, with_tokens=True, text=text)
+    assert columns["logprob_per_byte"] == pytest.approx(-1.5 / num_bytes, rel=1e-12)
+    assert columns["tokens"] == [" the", " dog"]
+    values = {"token_ids": [1, 2, 3], "text": text}
+    later = sequence([-1.0], [b" sleeps"], [1])
+    assert WindowScoring(2, 1).columns(values, [given, later])["num_bytes"] == num_bytes + 7
 
 
 def test_a_token_without_a_logprob_counts_nowhere():
@@ -102,3 +117,10 @@ def test_means_and_their_errors_go_on_after_an_end(tmp_path: Path):
     assert mean.stderr == pytest.approx(np.std(values, ddof=1) / 2, rel=1e-6)
     assert mean.total == pytest.approx(sum(values), rel=1e-15)
     assert Mean(number=1, mean=2.0).stderr is None
+
+
+def test_a_text_is_whole_if_no_prompt_comes_before_it():
+    assert ScoreColumns(None, "b").whole_text({"b": "x"}) == "x"
+    assert ScoreColumns("a", "b").whole_text({"a": "", "b": "x"}) == "x"
+    assert ScoreColumns("a", "b").whole_text({"a": "y", "b": "x"}) is None
+    assert ScoreColumns("a", "b").whole_text({"a": [1], "b": [2]}) is None

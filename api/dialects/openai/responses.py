@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import force_setattr
 
 from scorepool import wire
 from scorepool.api.dialects.fields import map_field
@@ -312,16 +312,16 @@ def to_messages(body: ResponseRequest) -> list[wire.Message]:
     Raise wire.Invalid for more messages than a job may have.
     """
     items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
-    messages = [] if body.instructions is None else [wire.Message(role="system", content=body.instructions)]
-    answer: wire.Message | None = None  # the last message, while items may still belong to it
+    messages: list[wire.Message | _Answer] = []
+    if body.instructions is not None:
+        messages.append(wire.Message(role="system", content=body.instructions))
+    answer: _Answer | None = None  # the last message, while items may still belong to it
     for number, item in enumerate(items):
         if item.type in ("reasoning", "function_call") or item.role == "assistant":
-            if answer is not None and _continues(answer, items[number - 1], item):
-                messages.pop()
-            else:
-                answer = wire.Message(role="assistant", content="")
-            answer = _with_item(answer, item)
-            messages.append(answer)
+            if answer is None or not _continues(answer, items[number - 1], item):
+                answer = _Answer()
+                messages.append(answer)
+            answer.add(item)
             continue
         answer = None
         if item.type == "function_call_output":
@@ -333,10 +333,39 @@ def to_messages(body: ResponseRequest) -> list[wire.Message]:
             messages.append(wire.Message(role=ROLES[item.role], content=text, images=images))
     if len(messages) > MAX_MESSAGES:
         raise wire.Invalid(f"input: expected items of at most {MAX_MESSAGES} messages, found {len(messages)}", "input")
-    return messages
+    return [each.to_wire() if isinstance(each, _Answer) else each for each in messages]
 
 
-def _continues(answer: wire.Message, last: InputItem, item: InputItem) -> bool:
+class _Answer:
+    """The items of one answer."""
+
+    def __init__(self) -> None:
+        self.reasoning: list[str] = []  # no string of these lists is empty
+        self.texts: list[str] = []
+        self.calls: list[wire.ToolCall] = []
+
+    def add(self, item: InputItem) -> None:
+        match item.type:
+            case "reasoning":
+                self.reasoning += filter(None, [_string(item.content or item.summary or "")])
+            case "function_call":
+                assert isinstance(item.arguments, dict)
+                assert item.name is not None
+                self.calls.append(wire.ToolCall(id=item.call_id or "", name=item.name, arguments=item.arguments))
+            case _:
+                self.texts += filter(None, [_string(item.content)])
+
+    def to_wire(self) -> wire.Message:
+        """Build the message that has all items."""
+        return wire.Message(
+            role="assistant",
+            content="".join(self.texts),
+            reasoning_content="".join(self.reasoning) or None,
+            tool_calls=self.calls,
+        )
+
+
+def _continues(answer: _Answer, last: InputItem, item: InputItem) -> bool:
     """True if the item is of the answer that has the item before it, `last`.
 
     The ids that responses gave them say it. Without these, reasoning comes first, then text, then calls, and no other
@@ -345,23 +374,9 @@ def _continues(answer: wire.Message, last: InputItem, item: InputItem) -> bool:
     matches = [_ANSWERED_ID.fullmatch(each.id or "") for each in (last, item)]
     if all(matches):
         return len({match["response"] for match in matches if match}) == 1
-    if item.type == "function_call" or answer.tool_calls:
+    if item.type == "function_call" or answer.calls:
         return True
-    return not answer.content and (item.type == "message" or answer.reasoning_content is None)
-
-
-def _with_item(answer: wire.Message, item: InputItem) -> wire.Message:
-    match item.type:
-        case "reasoning":
-            reasoning = (answer.reasoning_content or "") + _string(item.content or item.summary or "")
-            return replace(answer, reasoning_content=reasoning or None)
-        case "function_call":
-            assert isinstance(item.arguments, dict)
-            assert item.name is not None
-            call = wire.ToolCall(id=item.call_id or "", name=item.name, arguments=item.arguments)
-            return replace(answer, tool_calls=[*answer.tool_calls, call])
-        case _:
-            return replace(answer, content=answer.content + _string(item.content))
+    return not answer.texts and (item.type == "message" or not answer.reasoning)
 
 
 def _has_images(content: str | Sequence[ContentPart] | None) -> bool:
